@@ -965,6 +965,34 @@ struct Exp2Constants<double> {
                                      0x1.e9471c875b804p-32};
 };
 
+/// log(m) for m between the roots of 1/2 and of 2: the terms of (log(m) - 2 s) / s^3 in s^2, where
+/// s = (m - 1) / (m + 1), by relative error and rounded as above. ln(2) stands in two parts, of
+/// which the first times an exponent is exact.
+template <class T>
+struct LogConstants;
+
+template <>
+struct LogConstants<float> {
+  static constexpr int mantissa_bits = 23;
+  static constexpr float root_of_half = 0x1.6a09e6p-1f;
+  static constexpr float shift = 0x1.8p23f;  // a whole number n in its lowest bits makes shift + n
+  static constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+  // 3.0e-7, of which at most a hundredth is in the logarithm
+  static constexpr float terms[] = {0x1.55555cp-1f, 0x1.997bacp-2f, 0x1.2ef3f6p-2f};
+};
+
+template <>
+struct LogConstants<double> {
+  static constexpr int mantissa_bits = 52;
+  static constexpr double root_of_half = 0x1.6a09e667f3bcdp-1;
+  static constexpr double shift = 0x1.8p52;
+  static constexpr double ln2_high = 0x1.62e42fefap-1, ln2_low = 0x1.cf79abc9e3b3ap-40;
+  // 4.6e-16
+  static constexpr double terms[] = {
+      0x1.5555555555558p-1, 0x1.9999999995352p-2, 0x1.2492492de968ep-2, 0x1.c71c62ece14f2p-3,
+      0x1.7462b3049e1b2p-3, 0x1.39fe8d2e1810dp-3, 0x1.2b567be2e69dfp-3};
+};
+
 /// What a normal distribution has beyond t, over e^(-t^2 / 2): a quotient of two polynomials that
 /// is 1/2 at 0 and elsewhere nearest by relative error, up to where the power is 0. All terms are
 /// above 0, so that no digit is lost in the sums. With what the coefficients are rounded by:
@@ -2582,22 +2610,21 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
   /// Takes the elements; `other` is absent then.
-  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { swap(other); }
+  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { take(other); }
   /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
-  /// Takes the elements.
+  /// Takes the elements, likewise; from itself none.
   [[gnu::noinline]] Tensor& operator=(Tensor&& other) noexcept {
-    Tensor(std::move(other)).swap(*this);
+    if (this != &other) {
+      release();
+      take(other);
+    }
     return *this;
   }
-  [[gnu::noinline]] ~Tensor() {
-    if (data() == nullptr) return;
-    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
-    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
-  }
+  [[gnu::noinline]] ~Tensor() { release(); }
 
   /// Exchanges elements and memory resources.
   void swap(Tensor& other) noexcept {
@@ -2643,6 +2670,19 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
     return static_cast<T*>(detail::allocate_elements(shape.extents, sizeof(T), memory));
   }
+  /// Frees the elements, and still names them.
+  void release() noexcept {
+    if (data() == nullptr) return;
+    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
+    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
+  }
+  /// Becomes what `other` is, which is absent then: made so in its place, for a copy of an absent
+  /// one would be read two numbers at a time, right after they are stored one by one.
+  void take(Tensor& other) noexcept {
+    static_cast<InOut<T, R>&>(*this) = other;
+    std::construct_at(static_cast<InOut<T, R>*>(&other));
+    memory_ = std::exchange(other.memory_, nullptr);
+  }
 
   std::pmr::memory_resource* memory_ = nullptr;
 };
@@ -2675,6 +2715,16 @@ inline void require_axis(std::string_view function, int axis, int rank) {
                                                                std::span<const Index> extents) {
   raise<ShapeError>("slice: begin is ", begin, " and count ", count, ", expected a part of axis ",
                     axis, " of ", extents);
+}
+
+/// The shape with another extent of one axis. (Written to in its place it would be copied two
+/// numbers at a time right after one of them is stored, which a processor waits for.)
+template <int R>
+constexpr Shape<R> with_extent(const Shape<R>& shape, int axis, Index extent) {
+  return [&]<int... r>(std::integer_sequence<int, r...>) {
+    return Shape<R>((r == axis ? extent : shape[r])...);
+  }
+  (std::make_integer_sequence<int, R>());
 }
 
 /// f(index of its first element) for each row, rows lying along the last axis. (Index by
@@ -2735,47 +2785,41 @@ using view_of_rank = typename view_of<V>::template with_rank<Q>;
 /// Throws ShapeError unless 0 <= begin <= begin + count <= extent.
 template <Viewable V>
 view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
-  const auto view = as_view(tensor);
-  detail::require_axis("slice", axis, view.rank);
-  if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    detail::raise_slice(begin, count, axis, view.shape().extents);
+  detail::require_axis("slice", axis, tensor.rank);
+  if (begin < 0 || count < 0 || begin > tensor.extent(axis) - count) {
+    detail::raise_slice(begin, count, axis, tensor.shape().extents);
   }
-  auto shape = view.shape();
-  shape[axis] = count;
-  return {view.data() + (view.data() == nullptr ? 0 : begin * view.stride(axis)), shape,
-          view.strides()};
+  return {tensor.data() + (tensor.data() == nullptr ? 0 : begin * tensor.stride(axis)),
+          detail::with_extent(tensor.shape(), axis, count), tensor.strides()};
 }
 
 /// One index of the first axis; the view that remains has one axis less.
 /// Throws ShapeError unless 0 <= index < extent.
 template <Viewable V>
 auto select(V&& tensor, Index index) {
-  const auto view = as_view(tensor);
-  using View = std::remove_const_t<decltype(view)>;
-  constexpr int rank = View::rank - 1;
-  if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", view.shape());
+  constexpr int rank = view_of<V&>::rank - 1;
+  if (index < 0 || index >= tensor.extent(0)) {
+    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", tensor.shape());
   }
   Shape<rank> shape, strides;
   for (int r = 0; r < rank; ++r) {
-    shape[r] = view.extent(r + 1);
-    strides[r] = view.stride(r + 1);
+    shape[r] = tensor.extent(r + 1);
+    strides[r] = tensor.stride(r + 1);
   }
-  const Index offset = view.data() == nullptr ? 0 : index * view.stride(0);
-  return view_of_rank<V&, rank>(view.data() + offset, shape, strides);
+  const Index offset = tensor.data() == nullptr ? 0 : index * tensor.stride(0);
+  return view_of_rank<V&, rank>(tensor.data() + offset, shape, strides);
 }
 
 /// Two axes exchanged. Throws ArgumentError for an axis that is not there.
 template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
-  const auto view = as_view(tensor);
-  detail::require_axis("transpose", axis_a, view.rank);
-  detail::require_axis("transpose", axis_b, view.rank);
-  auto shape = view.shape();
-  auto strides = view.strides();
+  detail::require_axis("transpose", axis_a, tensor.rank);
+  detail::require_axis("transpose", axis_b, tensor.rank);
+  auto shape = tensor.shape();
+  auto strides = tensor.strides();
   std::swap(shape[axis_a], shape[axis_b]);
   std::swap(strides[axis_a], strides[axis_b]);
-  return {view.data(), shape, strides};
+  return {tensor.data(), shape, strides};
 }
 
 /// [B, L, C] as the matrix [B L, C]: possible where batch follows batch at the distance of L rows.
@@ -2788,32 +2832,31 @@ bool rows_are_uniform(const V& tensor) {
 /// [B, L, C] seen as [B L, C]. Throws ShapeError where no strides describe that.
 template <Viewable V>
 auto merge_rows(V&& tensor) {
-  const auto view = as_view(tensor);
-  require_countable("merge_rows", "x", view);
-  if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides of x ", view.shape(), " are ", view.strides(),
+  require_countable("merge_rows", "x", tensor);
+  if (!rows_are_uniform(tensor)) {
+    raise<ShapeError>("merge_rows: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected rows at one common distance; copy it first");
   }
-  return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
-                             Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
+  return view_of_rank<V&, 2>(tensor.data(),
+                             Shape{tensor.extent(0) * tensor.extent(1), tensor.extent(2)},
+                             Shape{tensor.stride(tensor.extent(1) == 1 ? 0 : 1), tensor.stride(2)});
 }
 
 /// The elements in their order, under other extents: [2, 6] as [3, 4] or [12].
 /// Throws ShapeError unless they are as many and lie one behind the other.
 template <Viewable V, int Q>
 view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
-  const auto view = as_view(tensor);
-  require_countable("reshape", "x", view);
-  detail::require_countable("reshape", "shape", shape.extents, &view);
-  if (view.size() != shape.size()) {
-    raise<ShapeError>("reshape: shape is ", shape, ", expected ", view.size(), " elements (x is ",
-                      view.shape(), ")");
+  require_countable("reshape", "x", tensor);
+  detail::require_countable("reshape", "shape", shape.extents, &tensor);
+  if (tensor.size() != shape.size()) {
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", tensor.size(), " elements (x is ",
+                      tensor.shape(), ")");
   }
-  if (!view.dense()) {
-    raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
+  if (!tensor.dense()) {
+    raise<ShapeError>("reshape: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected elements one behind the other; contiguous copies it so");
   }
-  return {view.data(), shape};
+  return {tensor.data(), shape};
 }
 
 /// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
@@ -2822,31 +2865,29 @@ view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
 /// Throws ShapeError unless num_heads divides the width.
 template <Viewable V>
 auto split_heads(V&& tensor, Index num_heads) {
-  const auto view = as_view(tensor);
-  require_countable("split_heads", "x", view);
-  if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is ", view.shape(), ", expected a width of ", num_heads,
+  require_countable("split_heads", "x", tensor);
+  if (num_heads <= 0 || tensor.extent(2) % num_heads != 0) {
+    raise<ShapeError>("split_heads: x is ", tensor.shape(), ", expected a width of ", num_heads,
                       " equal heads, at least 1");
   }
-  const Index width = view.extent(2) / num_heads;
+  const Index width = tensor.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
-      view.data(), Shape{view.extent(0), num_heads, view.extent(1), width},
-      Shape{view.stride(0), width * view.stride(2), view.stride(1), view.stride(2)});
+      tensor.data(), Shape{tensor.extent(0), num_heads, tensor.extent(1), width},
+      Shape{tensor.stride(0), width * tensor.stride(2), tensor.stride(1), tensor.stride(2)});
 }
 
 /// [B, H, L, d] seen as [B, L, H d]: the inverse of split_heads on the same storage.
 /// Throws ShapeError where the heads do not lie side by side in a row.
 template <Viewable V>
 auto merge_heads(V&& tensor) {
-  const auto view = as_view(tensor);
-  require_countable("merge_heads", "x", view);
-  if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides of x ", view.shape(), " are ", view.strides(),
+  require_countable("merge_heads", "x", tensor);
+  if (tensor.extent(1) > 1 && tensor.stride(1) != tensor.extent(3) * tensor.stride(3)) {
+    raise<ShapeError>("merge_heads: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected heads side by side; copy it into such a layout first");
   }
-  return view_of_rank<V&, 3>(view.data(),
-                             Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
-                             Shape{view.stride(0), view.stride(2), view.stride(3)});
+  return view_of_rank<V&, 3>(
+      tensor.data(), Shape{tensor.extent(0), tensor.extent(2), tensor.extent(1) * tensor.extent(3)},
+      Shape{tensor.stride(0), tensor.stride(2), tensor.stride(3)});
 }
 
 /// to = from, element by element. Throws ShapeError unless the shapes are equal and the two are one
@@ -5736,61 +5777,63 @@ struct Kernels {
   Index columns;           // of a panel: products are cut in multiples of it
   Index inner;             // of a chain: products of longer rows are sums of chains of so many
 
-  bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
+  bool (*all_finite)(const Matrix<const T>& x, Index rows, Index columns);
 
   // gemm.inc
   Index (*gemm_scratch)(const Extents& size);
-  void (*gemm)(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch);
+  void (*gemm)(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
   // column_sums.inc, layer_norm.inc, rms_norm.inc, rotary.inc, softmax.inc and dropout.inc, each
   // over a part of the rows or, where sums run down them, of the columns
-  void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
+  void (*add_rows)(const Matrix<const T>& x, Index rows, Index begin, Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
-  void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
-  void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                                Index begin, Index end);
-  void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-                    Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, const Matrix<const T>& x, const Matrix<T>& y,
+                      Index begin, Index end);
+  void (*softmax_rows)(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin,
+                       Index end);
+  void (*softmax_backward_rows)(const Matrix<const T>& dp, const Matrix<const T>& p,
+                                const Matrix<T>& dx, Index N, Index begin, Index end);
+  void (*drop_rows)(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+                    Index begin, Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
   Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout,
                                       bool scores);
-  void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
-  void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                                 Scratch<T> memory);
-  void (*attention_head_backward)(const AttentionHead<T>& head, Matrix<const T> d_o,
-                                  Matrix<const T> weights, const HeadGradients<T>& to,
+  void (*score_head)(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch);
+  void (*attention_head_forward)(const AttentionHead<T>& head, const Matrix<T>& weights,
+                                 const Matrix<T>& o, Scratch<T> memory);
+  void (*attention_head_backward)(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                                  const Matrix<const T>& weights, const HeadGradients<T>& to,
                                   Scratch<T> memory);
 
   // flash_forward.inc and flash_backward.inc
   Index (*flash_forward_scratch)(Index d, Index dv);
   Index (*flash_backward_scratch)(Index d, Index dv);
-  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                            Matrix<T> lse, Scratch<T> memory);
+  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                            const Matrix<T>& lse, Scratch<T> memory);
   void (*row_deltas)(const FlashHead<T>& head, Index i0, Index rows, T* delta);
   void (*flash_backward_begin)(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory);
   TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
                                   Scratch<T> memory);
-  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
-                             Matrix<T> dv, T* to_scale, Scratch<T> memory);
+  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                             const Matrix<T>& dv, T* to_scale, Scratch<T> memory);
   // simd/tanh.inc
   void (*tanhs_of)(const T* x, Index n, T* y);
 
   // decode.inc
   DecodeKernels<T> decode;
 
-  // simd/exp.inc
+  // simd/exp.inc and simd/log.inc
   void (*weights_of)(const T* x, Index n, T* y);
+  void (*logs_of)(const T* x, Index n, T* y);
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
@@ -6496,6 +6539,66 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+// The natural logarithm for all lanes at once. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// log(x) within 1 unit in the last place for every normal x; of 0 -infinity, of infinity infinity,
+/// NaN stays NaN.
+///
+/// x = 2^n m with m between the roots of 1/2 and of 2, and with f = m - 1, s = f / (2 + f):
+/// log(m) = 2 artanh(s) = 2 s + s r, of which r = 2/3 s^2 + 2/5 s^4 ... is s^2 times a polynomial.
+/// 2 s is formed as f - (h - s h), h = f^2 / 2: f is exact, and what is added to it is rest.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+/// y_n = log(x_n), n < count.
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 // What the logistic and the normal distribution have beyond |x|, for all lanes at once and with the
 // relative error of a few units in the last place, however far out. Read once for each instruction
@@ -7177,7 +7280,7 @@ struct GemmBlocks {
 /// as are those that do nothing else: of a function that only asks ahead g++ 12 makes out that it
 /// has no effect, and calls none.)
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -7224,7 +7327,7 @@ struct Residues {
 
 /// Whether no number is infinite or NaN, nor what products make of it.
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -7255,7 +7358,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 /// One panel: rows first ... K - 1 of `count` columns of b, to [steps][Tile::columns], the rest of
 /// the last vector as 0. Rows k with keep(k) false are 0, whatever they hold.
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -7317,7 +7420,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 /// Packs b [K, N] into panels [ceil(N / columns)][steps][columns], the rest of the last vector as
 /// 0.
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -7335,7 +7438,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
 }
 /// The same without the rows k for which keep(k) is false: they are packed as 0.
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -7347,7 +7450,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 /// whole, and asked for in time: tile by tile, from cache lines that share four sets of the first
 /// cache, the copy took 7 % of dW, and takes 3 (EPYC of family 26, 2048 x 768 by 2048 x 2304).
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -7411,7 +7514,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 /// A dense copy of [rows, N] as a right operand, of which the rows are the inner indices: rows of
 /// whole vectors, elements beyond N as 0.
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -7435,7 +7538,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
 }
 /// The same; numbers that already lie so are read in place.
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -7462,7 +7565,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 
 /// Rows of a dense copy as a tile walks a left operand.
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -7481,7 +7584,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 /// A dense copy of [rows, N] as a left operand, of which the columns are the inner indices: squares
 /// of those whose rows lie side by side are transposed.
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -7515,8 +7618,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
 }
 /// The same of what was copied as a right operand: that copy itself where elements are numbers.
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -7525,7 +7628,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
 }
 /// The same of scratch, which is read where it lies where elements are numbers.
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -7547,7 +7650,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// y [rows, N], dense, from x: the same numbers.
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -7661,7 +7764,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 
 /// sums [M, N] += a [M, R] b [R, N], term by term; rows of the sums lie whole vectors apart.
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -7687,8 +7791,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 /// speed. Two rows of floats or more are no faster so than by tiles, and half as fast where the
 /// second cache holds b.)
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -7739,7 +7843,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 
 /// sums [M, width] += a [M, K] b [K, N], K and N of at most a vector.
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -7764,8 +7868,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 /// Few rows by a right factor whose columns lie dense: squares of as many as a vector holds are
 /// transposed in registers.
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -7808,8 +7912,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 
 /// c [M, N] = a [M, K] b [K, N] + bias, or c + a b. `scratch` holds gemm_scratch elements.
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -7846,7 +7950,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 
 /// c [M, N] = from^T, from [N, row].
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -7863,8 +7967,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 /// c [M, N] = alpha a [M, K] b [K, N], of the kind that `swaps` says. `scratch` holds `room`
 /// elements, gemm_scratch of them.
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -7904,8 +8008,8 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// Whether a product is for these: c, dense, is added to, and rows of a lie side by side.
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
@@ -7913,7 +8017,8 @@ bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Exte
 
 /// c [M, N] += a [M, K] b [K, N], M rows of a tile and N columns of whole tiles.
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -7975,7 +8080,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 /// A panel of which the result does not lie in whole vectors: by way of a small array.
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -8000,7 +8105,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 
 /// c [M, N] from a [M, K] and b [K, N]. Returns the multiply-adds.
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -8026,8 +8131,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 /// rows are whole vectors of elements and few rows of a are to pay for the copy. Row k is b's row
 /// first + k.
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -8044,7 +8149,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 
 /// Rows of a as tiles read them: copied where they lie across, and as pairs always.
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -8056,8 +8161,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 /// c [M, N] from a [M, K] and a block of b, row block by row block. `scratch` takes packed_m rows
 /// of a.
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -8073,8 +8178,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 /// c [M, N] = alpha a [M, K] b [K, N] + bias, or c + alpha a b. b's rows k with keep(k) false count
 /// as 0; `scratch` holds gemm_scratch elements.
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -8094,8 +8199,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
 /// The same, c + a b, of the kind that has_few_terms says: what are no whole tiles goes the way of
 /// all.
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -8108,10 +8213,12 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   // Sums of no terms: there need be no memory behind a and b, so that no address in it is formed.
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -8130,8 +8237,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 /// b holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). `all`:
 /// every pair counts. Same bits as gemm wherever b is finite.
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -8235,7 +8343,7 @@ struct RowPieces {
 /// foresees nothing: dropout of 8192 rows of 768 took 1.25 ns an element without and 0.3 with, the
 /// sums of a layer norm down their columns 0.44 and 0.26, on an EPYC of family 26.)
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -8244,7 +8352,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
 }
 /// The same, four pieces behind element n of row i.
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -8480,7 +8588,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 
 /// Rows begin ... end - 1 of softmax_forward, nothing hidden.
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -8493,8 +8601,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 
 /// Rows begin ... end - 1 of softmax_backward.
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -8623,8 +8731,8 @@ template <class T>
 /// Elements n0 ... n0 + count - 1 of row i of y = x factors, 0 where the factor is 0, whatever x
 /// holds; rows end before `end`.
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -8647,8 +8755,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 /// Factors are drawn for some pieces at once: one draw of all lanes is more than a piece of
 /// doubles.
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -8814,7 +8922,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 
 /// Step 4d: dropped [L, S], dense, = weights where dropout keeps them, times 1 / (1 - rate).
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -8830,7 +8938,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 /// Steps 4a and 4b: scores [L, S] = scale q k^T, then softcap and biases. Masked pairs are computed
 /// and not read.
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -8889,7 +8997,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 /// these, q k^T.
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -8945,8 +9053,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 
 /// weights [L, S] and o [L, dv] are overwritten.
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   // 4a s = scale q k^T,  4b bias
@@ -8967,8 +9075,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 
 /// dq, dk and dv as HeadGradients says.
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -9434,8 +9542,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   /// Of so many queries.
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
@@ -9544,19 +9653,27 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
            softmax.sum + at);
 }
 
+/// The logarithms of the sums of queries begin ... end - 1, and of others in their vectors.
+template <class T>
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
 /// The logsumexp m + log(sum) of a row as a number and what rounding it left out: a float near
 /// -1e9 is 64 from its neighbours, and e^(s - lse) would miss by as much. Where nothing was
 /// visible: -infinity and 0.
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -9722,7 +9839,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 /// A bias of queries r ... r + rows - 1 and keys j ... j + keys - 1, at most a vector of each, to
 /// square [key][query], 0 where there are fewer.
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -9740,7 +9858,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 /// (Squares that are added from the registers in which they were transposed: 1.01 of forward's
 /// speed with a bias, and a KB for each type and instruction set.)
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -9821,7 +9939,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 /// Step 4b of a row whose lanes are keys: x += a bias of keys range.begin ... range.end - 1 of a
 /// tile, `bias` being its row; where it hides a pair, the mask says so.
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -9976,7 +10094,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 /// What flows into the scale: the sum of k [n, d] times dk [n, d], not scaled yet. What no query
 /// sees adds nothing, whatever it holds.
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -10079,7 +10197,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -10217,7 +10335,7 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Asks for `ahead` a
 /// bit at a time. Returns the multiply-adds.
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -10291,7 +10409,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 /// Step 4e of queries r ... r + n - 1 over keys low ... high - 1: context = factor context + p v.
 /// Returns the multiply-adds.
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -10314,7 +10432,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 /// that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -10363,14 +10481,14 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 /// Queries i0 ... i0 + rows - 1 of a head: o [rows, dv] and rows of the logsumexp [L, 2] (null for
 /// none) are overwritten.
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -10384,6 +10502,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -10447,8 +10566,8 @@ HEADWISE_STRICT_MATH_BEGIN
 /// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
 /// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -10766,7 +10885,7 @@ void set_panel_zero(Index n, T* p) {
 /// to [n, keys] = alpha rows columns^T of n rows and of the keys in `seen`, whole vectors of a
 /// panel, packed with `inner` factors each.
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -10942,8 +11061,9 @@ HEADWISE_STRICT_MATH_BEGIN
 /// rows of q or d_o: six keys at a time over the queries that see them, or one where b is not
 /// finite.
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -10969,7 +11089,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 /// dq [queries, d] += scale ds k over visible pairs, ds [queries, keys]: six queries at a time over
 /// the keys that they see, or one where k is not finite.
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -11058,7 +11178,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   // 4e dv += p^T d_o,  4a dk += ds^T q, dq += scale ds k
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -11071,7 +11192,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 
 /// to [rows, N] = scale from.
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -11088,8 +11209,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 /// Writes the sums of keys j0 ... j0 + n - 1: dk [n, d] and dv [n, dv]. What flows into the scale
 /// is added to *to_scale, unless it is null.
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -11177,7 +11298,7 @@ void add_columns(Index rows, Index begin, Index end, const Terms& terms,
 
 /// to_n += sum of x(i, n) over rows i, begin <= n < end.
 template <Scalar T>
-void add_rows(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to) {
+void add_rows(const Matrix<const T>& x, Index rows, Index begin, Index end, Row<T> to) {
   if constexpr (simd::vectorised<T>) {
     Piece<T> copy;
     const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
@@ -11623,7 +11744,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) 
 
 /// sums [M] += a [M, 2 width] times the columns of a square of pairs.
 template <Scalar T, int M, class U>
-HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+HEADWISE_INLINE void add_square(const Matrix<const T>& a, Index K,
                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
                                 typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
   using S = Simd<T>;
@@ -11643,7 +11764,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 /// Where columns of w do, as many of them as a vector holds at a time: as pairs, so that half as
 /// many are to be transposed, and those of the next sums asked for: 1.5 times the speed.
 template <Scalar T, int M, class U>
-void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, const Matrix<const U>& w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -12022,7 +12143,8 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
 /// Rows begin ... end - 1, each by its own row of the tables, and the elements behind `width`
 /// copied. y may be x.
 template <Scalar T>
-void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+void rotate_rows(const RotaryRows<T>& of, const Matrix<const T>& x, const Matrix<T>& y, Index begin,
+                 Index end) {
   for (Index i = begin; i < end; ++i) {
     const auto from = row(x, i);
     const auto to = row(y, i);
@@ -12991,6 +13113,15 @@ T factor_of(T before, T m, T unit) {
   return lanes[0];
 }
 
+/// The logarithm of a row's sum: the bits of take_logs.
+template <class T>
+T log_of_sum(T sum) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(simd::HEADWISE_ISA::log_of<T>(S::broadcast(sum)), lanes);
+  return lanes[0];
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -13044,8 +13175,8 @@ void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftm
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
-                     0);
+  const T greatest = softmax.greatest * ScoreUnits<T>(rows.head).greatest;
+  store_logsumexp<T>(any, greatest, log_of_sum<T>(softmax.sum), lse, 0);
 }
 
 /// FLOPs that the scores and the softmax of a block take.
@@ -13262,6 +13393,7 @@ inline constexpr Kernels<T> table = {
     .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -13910,6 +14042,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -14492,7 +14676,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -14530,7 +14714,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -14558,7 +14742,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -14615,7 +14799,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -14632,7 +14816,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -14640,7 +14824,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -14693,7 +14877,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -14716,7 +14900,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -14741,7 +14925,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -14757,7 +14941,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -14790,8 +14974,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -14799,7 +14983,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -14818,7 +15002,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -14918,7 +15102,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -14940,8 +15125,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -14984,7 +15169,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -15007,8 +15192,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -15047,8 +15232,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -15073,7 +15258,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -15088,8 +15273,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -15120,15 +15305,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -15174,7 +15360,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -15198,7 +15384,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -15221,8 +15407,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -15238,7 +15424,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -15248,8 +15434,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -15263,8 +15449,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -15282,8 +15468,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -15296,9 +15482,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -15314,8 +15502,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -15402,7 +15591,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -15410,7 +15599,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -15621,7 +15810,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -15633,8 +15822,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -15747,8 +15936,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -15768,8 +15957,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -15914,7 +16103,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -15927,7 +16116,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -15977,7 +16166,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -16029,8 +16218,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -16046,8 +16235,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -16450,8 +16639,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -16550,15 +16740,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -16701,7 +16898,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -16715,7 +16913,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -16789,7 +16987,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -16931,7 +17129,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -17023,7 +17221,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -17137,7 +17335,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -17203,7 +17401,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -17223,7 +17421,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -17269,12 +17467,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -17288,6 +17486,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -17338,8 +17537,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -17626,7 +17825,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -17771,8 +17970,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -17796,7 +17996,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -17878,7 +18078,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -17890,7 +18091,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -17905,8 +18106,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -17983,7 +18184,7 @@ void add_columns(Index rows, Index begin, Index end, const Terms& terms,
 }
 
 template <Scalar T>
-void add_rows(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to) {
+void add_rows(const Matrix<const T>& x, Index rows, Index begin, Index end, Row<T> to) {
   if constexpr (simd::vectorised<T>) {
     Piece<T> copy;
     const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
@@ -18386,7 +18587,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) 
 }
 
 template <Scalar T, int M, class U>
-HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+HEADWISE_INLINE void add_square(const Matrix<const T>& a, Index K,
                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
                                 typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
   using S = Simd<T>;
@@ -18404,7 +18605,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, const Matrix<const U>& w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -18753,7 +18954,8 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
 }
 
 template <Scalar T>
-void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+void rotate_rows(const RotaryRows<T>& of, const Matrix<const T>& x, const Matrix<T>& y, Index begin,
+                 Index end) {
   for (Index i = begin; i < end; ++i) {
     const auto from = row(x, i);
     const auto to = row(y, i);
@@ -19609,6 +19811,14 @@ T factor_of(T before, T m, T unit) {
   return lanes[0];
 }
 
+template <class T>
+T log_of_sum(T sum) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(simd::HEADWISE_ISA::log_of<T>(S::broadcast(sum)), lanes);
+  return lanes[0];
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -19650,8 +19860,8 @@ void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftm
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
-                     0);
+  const T greatest = softmax.greatest * ScoreUnits<T>(rows.head).greatest;
+  store_logsumexp<T>(any, greatest, log_of_sum<T>(softmax.sum), lse, 0);
 }
 
 template <class T, class U>
@@ -19859,6 +20069,7 @@ inline constexpr Kernels<T> table = {
     .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -20505,6 +20716,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -21087,7 +21350,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -21125,7 +21388,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -21153,7 +21416,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -21210,7 +21473,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -21227,7 +21490,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -21235,7 +21498,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -21288,7 +21551,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -21311,7 +21574,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -21336,7 +21599,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -21352,7 +21615,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -21385,8 +21648,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -21394,7 +21657,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -21413,7 +21676,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -21513,7 +21776,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -21535,8 +21799,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -21579,7 +21843,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -21602,8 +21866,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -21642,8 +21906,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -21668,7 +21932,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -21683,8 +21947,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -21715,15 +21979,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -21769,7 +22034,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -21793,7 +22058,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -21816,8 +22081,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -21833,7 +22098,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -21843,8 +22108,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -21858,8 +22123,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -21877,8 +22142,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -21891,9 +22156,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -21909,8 +22176,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -21997,7 +22265,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -22005,7 +22273,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -22216,7 +22484,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -22228,8 +22496,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -22342,8 +22610,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -22363,8 +22631,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -22509,7 +22777,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -22522,7 +22790,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -22572,7 +22840,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -22624,8 +22892,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -22641,8 +22909,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -23045,8 +23313,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -23145,15 +23414,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -23296,7 +23572,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -23310,7 +23587,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -23384,7 +23661,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -23526,7 +23803,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -23618,7 +23895,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -23732,7 +24009,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -23798,7 +24075,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -23818,7 +24095,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -23864,12 +24141,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -23883,6 +24160,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -23933,8 +24211,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -24221,7 +24499,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -24366,8 +24644,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -24391,7 +24670,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -24473,7 +24752,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -24485,7 +24765,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -24500,8 +24780,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -24578,7 +24858,7 @@ void add_columns(Index rows, Index begin, Index end, const Terms& terms,
 }
 
 template <Scalar T>
-void add_rows(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to) {
+void add_rows(const Matrix<const T>& x, Index rows, Index begin, Index end, Row<T> to) {
   if constexpr (simd::vectorised<T>) {
     Piece<T> copy;
     const auto terms = [&](Index i, RowPieces<T> row, Index n, auto&& add) HEADWISE_ALWAYS_INLINE {
@@ -24981,7 +25261,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_pairs(const U* from, Index count) 
 }
 
 template <Scalar T, int M, class U>
-HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
+HEADWISE_INLINE void add_square(const Matrix<const T>& a, Index K,
                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}],
                                 typename Simd<T>::Vector (&sums)[std::size_t{M}]) {
   using S = Simd<T>;
@@ -24999,7 +25279,7 @@ HEADWISE_INLINE void add_square(Matrix<const T> a, Index K,
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_pairs(const FewRows<T>& of, Matrix<const U> w) {
+void multiply_along_pairs(const FewRows<T>& of, const Matrix<const U>& w) {
   using S = Simd<T>;
   constexpr Index together = 2 * S::width;
   const auto [rows, N_all, K_all] = of.size;
@@ -25348,7 +25628,8 @@ void rotate_row(const RotaryRows<T>& of, Row<const T> cosines, Row<const T> sine
 }
 
 template <Scalar T>
-void rotate_rows(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin, Index end) {
+void rotate_rows(const RotaryRows<T>& of, const Matrix<const T>& x, const Matrix<T>& y, Index begin,
+                 Index end) {
   for (Index i = begin; i < end; ++i) {
     const auto from = row(x, i);
     const auto to = row(y, i);
@@ -26204,6 +26485,14 @@ T factor_of(T before, T m, T unit) {
   return lanes[0];
 }
 
+template <class T>
+T log_of_sum(T sum) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(simd::HEADWISE_ISA::log_of<T>(S::broadcast(sum)), lanes);
+  return lanes[0];
+}
+
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -26245,8 +26534,8 @@ void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftm
   if (group.lse.data == nullptr) return;
   auto lse = group.lse.from(i, 0);
   lse.data += h * group.lse_head;
-  store_logsumexp<T>(any, softmax.greatest * ScoreUnits<T>(rows.head).greatest, softmax.sum, lse,
-                     0);
+  const T greatest = softmax.greatest * ScoreUnits<T>(rows.head).greatest;
+  store_logsumexp<T>(any, greatest, log_of_sum<T>(softmax.sum), lse, 0);
 }
 
 template <class T, class U>
@@ -26454,6 +26743,7 @@ inline constexpr Kernels<T> table = {
     .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
     .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -29558,7 +29848,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Multiply-adds of forward, were all pairs visible.
 inline double multiply_adds(const AttentionSizes& sizes) {
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   return static_cast<double>(B) * static_cast<double>(H) * static_cast<double>(L) *
          static_cast<double>(S) * static_cast<double>(d + dv);
 }
@@ -29576,7 +29866,7 @@ AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, c
                                  const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   require_countable(function, "q", q);
   require_countable(function, "k", k);
   require_countable(function, "v", v);
@@ -29623,7 +29913,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const In<T, 4>& k, const In<T, 4>& v,
                                          const AttentionOptions<T>& options, Index b, Index h) {
   using std::sqrt;
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
   const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale
@@ -30004,9 +30294,10 @@ class ScoreGradientSums {
     return shared;
   }
 
-  /// Where a block of keys of a head adds.
+  /// Whether anything flows into a score.
+  bool any() const { return any_; }
+  /// Where a block of keys of a head adds, if so.
   kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
-    if (!any_) return {};
     kernels::ScoreFlows<T> into = flows_into(to_, b, h);
     T* next = sums(b, h, block);
     if (into.scale != nullptr) into.scale = next++;
@@ -30097,7 +30388,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes = require_attention<T>(function, q, k, v, options);
   options.require_no_gap(function);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
   require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
   require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
@@ -30147,7 +30438,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
   const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
   require_outputs_apart("attention_forward", {{"weights", weights}, {"o", o}},
@@ -30203,7 +30494,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes =
       detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
@@ -30418,6 +30709,71 @@ class DecodeCall {
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/flash_backward_views.hpp
+// What flash attention reads and overwrites on its way back, and the rules that it keeps: of a
+// batch, where R is 4, and of packed sequences, where it is 3.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// What forward left: [B, H, L, dv] and [B, H, L, 2].
+template <class T, class U = T>
+struct FlashResults {
+  In<U, 4> o;
+  In<T, 4> lse;
+};
+
+/// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
+template <class T, int R, class U = T>
+struct FlashBackwardViews {
+  In<U, R> d_o;      // of queries, dv wide
+  In<U, R> q, k, v;  // inputs of forward, which are checked before
+  In<U, R> o;        // of queries, dv wide: what forward left
+  In<T, R> lse;      // 2 wide, likewise
+  Out<U, R> dq, dk, dv;
+  In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
+};
+
+/// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
+/// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
+/// check.
+template <class T, int R, class U = T>
+void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
+                            const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
+  const auto of_queries = [&](Index width) {
+    Shape<R> shape = x.q.shape();
+    shape[R - 1] = width;
+    return shape;
+  };
+  const Shape<R> of_o = of_queries(x.v.extent(R - 1));
+  require_shape(function, "d_o", x.d_o, of_o, "q, head width of v");
+  require_shape(function, "o", x.o, of_o, "q, head width of v");
+  require_shape(function, "lse", x.lse, of_queries(2), "two numbers a query of q");
+  require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
+  require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
+  require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
+  require_outputs_apart(
+      function, {{"dq", x.dq}, {"dk", x.dk}, {"dv", x.dv}},
+      {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
+  require_apart_from_options<T>(function, {"dq", x.dq}, options);
+  require_apart_from_options<T>(function, {"dk", x.dk}, options);
+  require_apart_from_options<T>(function, {"dv", x.dv}, options);
+  if (!score.any()) return;
+  require_score_gradients<T>(function, score, options,
+                             {{"d_o", x.d_o},
+                              {"q", x.q},
+                              {"k", x.k},
+                              {"v", x.v},
+                              {"o", x.o},
+                              {"lse", x.lse},
+                              {"dq", x.dq},
+                              {"dk", x.dk},
+                              {"dv", x.dv},
+                              {"query_starts", x.query_starts},
+                              {"key_starts", x.key_starts}});
+}
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/ordered_turns.hpp
 // Turns: tasks that add to the same memory do so in one order, whichever threads run them.
 
@@ -30549,13 +30905,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// What forward left: [B, H, L, dv] and [B, H, L, 2].
-template <class T, class U = T>
-struct FlashResults {
-  In<U, 4> o;
-  In<T, 4> lse;
-};
 
 /// A call of flash attention backward whose arguments fit. A task is a block of keys of a key/value
 /// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
@@ -30750,6 +31099,13 @@ class FlashBackwardCall {
     return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
   }
 
+  /// Query head h, and where a block of keys adds what flows into its scores.
+  kernels::FlashHead<T> head_at(const KeyTask& block, Index h) {
+    auto head = head_at(block.b, h);
+    if (score_.any()) head.flows = score_.flows(block.b, h, block.number);
+    return head;
+  }
+
   /// What is asked for before a block is begun with.
   kernels::KeysAhead<T> keys_of(const KeyTask& block) {
     const auto head = head_at(block.b, block.g * sizes_.group()).forward;
@@ -30764,13 +31120,12 @@ class FlashBackwardCall {
     const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
-    const auto first_head = head_at(b, first);
-    run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
+    auto head = head_at(of, first);
+    T* const to_scale = head.flows.scale;
+    run_.flash_backward_begin(head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
-    auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
-      if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, of.number);
+      if (h != first) head = head_at(of, h);
       if (next && h + 1 == first + sizes_.group()) head.next = keys_of(*next);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
@@ -30792,11 +31147,10 @@ class FlashBackwardCall {
     T* const dv_sums = memory.take(rows_to_round<T, U>(n, sizes_.dv));
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
-        run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, of.number).scale, workspace_.of(worker));
+        run_.flash_backward_end(head.forward, j0, n, dk, dv, to_scale, workspace_.of(worker));
       });
     });
-    const std::int64_t extra = kernels::backward_extras(first_head.forward);
+    const std::int64_t extra = kernels::backward_extras(head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }
@@ -30833,64 +31187,6 @@ void flash_backward(const FlashSequences& sequences, const In<U, 4>& d_o,
 }
 
 HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
-// headwise/ops/flash_backward_views.hpp
-// What flash attention reads and overwrites on its way back, and the rules that it keeps: of a
-// batch, where R is 4, and of packed sequences, where it is 3.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
-template <class T, int R, class U = T>
-struct FlashBackwardViews {
-  In<U, R> d_o;      // of queries, dv wide
-  In<U, R> q, k, v;  // inputs of forward, which are checked before
-  In<U, R> o;        // of queries, dv wide: what forward left
-  In<T, R> lse;      // 2 wide, likewise
-  Out<U, R> dq, dk, dv;
-  In<Index, 1> query_starts = {}, key_starts = {};  // [sequences + 1] of packed ones
-};
-
-/// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
-/// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
-/// check.
-template <class T, int R, class U = T>
-void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
-                            const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
-  const auto of_queries = [&](Index width) {
-    Shape<R> shape = x.q.shape();
-    shape[R - 1] = width;
-    return shape;
-  };
-  const Shape<R> of_o = of_queries(x.v.extent(R - 1));
-  require_shape(function, "d_o", x.d_o, of_o, "q, head width of v");
-  require_shape(function, "o", x.o, of_o, "q, head width of v");
-  require_shape(function, "lse", x.lse, of_queries(2), "two numbers a query of q");
-  require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
-  require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
-  require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
-  require_outputs_apart(
-      function, {{"dq", x.dq}, {"dk", x.dk}, {"dv", x.dv}},
-      {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
-  require_apart_from_options<T>(function, {"dq", x.dq}, options);
-  require_apart_from_options<T>(function, {"dk", x.dk}, options);
-  require_apart_from_options<T>(function, {"dv", x.dv}, options);
-  if (!score.any()) return;
-  require_score_gradients<T>(function, score, options,
-                             {{"d_o", x.d_o},
-                              {"q", x.q},
-                              {"k", x.k},
-                              {"v", x.v},
-                              {"o", x.o},
-                              {"lse", x.lse},
-                              {"dq", x.dq},
-                              {"dk", x.dk},
-                              {"dv", x.dv},
-                              {"query_starts", x.query_starts},
-                              {"key_starts", x.key_starts}});
-}
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
@@ -34671,7 +34967,7 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
   constexpr std::string_view function = "packed_attention_forward";
   const auto sequences = require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  const auto& [B, H, G, N, M, d, dv] = sequences.sizes;
   require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
@@ -36080,18 +36376,11 @@ MultiHeadAttentionCache<T> wide_attention_cache(const MultiHeadAttentionCache<T>
   return wide;
 }
 
-/// Queries, keys and values of a cache as heads: views, whichever way it was filled.
+/// Queries, keys and values of a cache as heads: views, whichever way it was filled. As they were
+/// projected; where nothing is normalised, turned by their positions already.
 template <class T>
-struct Heads {
-  In<T, 4> q;  // [B, H, L, d]
-  In<T, 4> k;  // [B, G, S, d]
-  In<T, 4> v;  // [B, G, S, dv]
-};
-
-/// As they were projected; where nothing is normalised, turned by their positions already.
-template <class T>
-Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
-                         const MultiHeadAttentionCache<T>& cache) {
+AttentionInputs<T> projected_heads(const MultiHeadAttentionOptions& o,
+                                   const MultiHeadAttentionCache<T>& cache) {
   const Index H = o.num_heads, G = o.num_kv_heads;
   if (!cache.self_attention) {
     return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
@@ -36103,8 +36392,9 @@ Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
 
 /// As attention reads them.
 template <class T>
-Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
-  Heads<T> heads = projected_heads(o, cache);
+AttentionInputs<T> heads_of(const MultiHeadAttentionOptions& o,
+                            const MultiHeadAttentionCache<T>& cache) {
+  AttentionInputs<T> heads = projected_heads(o, cache);
   if (cache.q_normed.absent()) return heads;
   heads.q = split_heads(cache.q_normed, o.num_heads);
   heads.k = split_heads(cache.k_normed, o.num_kv_heads);
@@ -36168,7 +36458,8 @@ void require_packed_call(std::string_view function, const MultiHeadAttentionCall
 
 /// The heads of a packed call.
 template <class T>
-PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache,
+                                const AttentionInputs<T>& heads) {
   return {rows_of_heads(heads.q), rows_of_heads(heads.k), rows_of_heads(heads.v),
           cache.call.query_starts, key_starts_of(cache.call, cache.self_attention)};
 }
@@ -36245,7 +36536,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
                  MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
-    const Heads<T> heads = heads_of(o, cache);
+    const AttentionInputs<T> heads = heads_of(o, cache);
     context.trace->record(q_name, heads.q);
     context.trace->record(k_name, heads.k);
   };
@@ -36298,7 +36589,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
     gains.q = Tensor<T, 1>(Shape{o.d_head}, context.memory);
     gains.k = Tensor<T, 1>(Shape{o.d_head}, context.memory);
   }
-  const Heads<T> x = projected_heads(o, cache);
+  const AttentionInputs<T> x = projected_heads(o, cache);
   rms_norm_backward(In<T, 4>(dq), x.q, p.gamma_q, cache.q_rstd, dq, gains.q, context);
   rms_norm_backward(In<T, 4>(dk), x.k, p.gamma_k, cache.k_rstd, dk, gains.k, context);
   return gains;
@@ -36330,22 +36621,19 @@ void require_own_scores(std::string_view function, const MultiHeadAttentionOptio
   require_own("relative_bias", p.relative_bias, Shape{H, 2 * R + 1}, R > 0, given.relative_bias);
 }
 
-/// What a call gives, and what the module has learned.
+/// Beside what a call gives, what the module has learned.
 template <class T, class W>
-ScoreOptions<T> score_options(const ScoreOptions<T>& given,
-                              const MultiHeadAttentionParameters<T, W>& p) {
-  ScoreOptions<T> all = given;
-  if (!p.sinks.absent()) all.sinks = p.sinks;
-  if (!p.alibi_slopes.absent()) all.alibi_slopes = p.alibi_slopes;
-  if (!p.relative_bias.absent()) all.relative_bias = p.relative_bias;
-  return all;
+void add_learned(const MultiHeadAttentionParameters<T, W>& p, ScoreOptions<T>& score) {
+  if (!p.sinks.absent()) score.sinks = p.sinks;
+  if (!p.alibi_slopes.absent()) score.alibi_slopes = p.alibi_slopes;
+  if (!p.relative_bias.absent()) score.relative_bias = p.relative_bias;
 }
 /// The part of a call that concerns attention, with what the module has learned.
 template <class T, class W>
 AttentionOptions<T> attention_options(const MultiHeadAttentionCall<T>& call,
                                       const MultiHeadAttentionParameters<T, W>& p) {
   AttentionOptions<T> options = call.attention();
-  options.score = score_options(call.score, p);
+  add_learned(p, options.score);
   return options;
 }
 /// Where their gradients go.
@@ -36446,8 +36734,8 @@ inline Context untraced(const Context& context) {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options, const Heads<T>& heads,
-                                         const Context& context) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
+                                         const AttentionInputs<T>& heads, const Context& context) {
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
@@ -36471,7 +36759,7 @@ template <class T, class W>
 [[gnu::cold]] void trace_projections(const MultiHeadAttentionOptions& o,
                                      const MultiHeadAttentionParameters<T, W>& p,
                                      const MultiHeadAttentionCache<T>& cache, Trace& trace) {
-  const Heads<T> heads = projected_heads(o, cache);
+  const AttentionInputs<T> heads = projected_heads(o, cache);
   trace.record("X", In<T, 3>(cache.query));
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
@@ -36487,8 +36775,8 @@ template <class T, class W>
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
 [[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
-                                 const AttentionOptions<T>& options, const Heads<T>& heads,
-                                 const Context& context) {
+                                 const AttentionOptions<T>& options,
+                                 const AttentionInputs<T>& heads, const Context& context) {
   Trace& trace = *context.trace;
   trace.record("A", traced_scores(options, heads, context));
   if (cache.weights.absent()) {
@@ -36510,7 +36798,7 @@ template <class T, class W>
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
                                  const Context& context) {
   Trace& trace = *context.trace;
-  const Heads<T> heads = heads_of(o, cache);
+  const AttentionInputs<T> heads = heads_of(o, cache);
   if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, context);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
@@ -36638,22 +36926,21 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionCache<T>& cache,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
-  const auto read = heads_of(o, cache);
-  const auto& [q, k, v] = read;
+  const AttentionInputs<T> read = heads_of(o, cache);
   const auto dq = split_heads(d.of_q(o), o.num_heads);
   const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
   const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
+    attention_backward(d_heads, read, cache.weights, options, {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
     const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
     packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
                               rows_of_heads(split_heads(cache.context, o.num_heads)),
                               rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
   } else {
-    flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
+    flash_attention_backward(d_heads, read, split_heads(cache.context, o.num_heads), cache.lse,
                              options, {dq, dk, dv, score}, context);
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
@@ -36964,7 +37251,7 @@ template <class T, class W>
 void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
             MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
-  const auto read = heads_of(o, cache);
+  const AttentionInputs<T> read = heads_of(o, cache);
   const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
@@ -38309,7 +38596,7 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   const NewTokens<T> tokens(cache, k, v, call.counts);
   MultiHeadAttentionStepCall<T> learned = call;
-  learned.score = score_options(call.score, p);
+  add_learned(p, learned.score);
   attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
@@ -42190,6 +42477,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -42772,7 +43111,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -42810,7 +43149,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -42838,7 +43177,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -42895,7 +43234,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -42912,7 +43251,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -42920,7 +43259,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -42973,7 +43312,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -42996,7 +43335,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -43021,7 +43360,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -43037,7 +43376,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -43070,8 +43409,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -43079,7 +43418,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -43098,7 +43437,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -43198,7 +43537,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -43220,8 +43560,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -43264,7 +43604,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -43287,8 +43627,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -43327,8 +43667,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -43353,7 +43693,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -43368,8 +43708,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -43400,15 +43740,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -43454,7 +43795,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -43478,7 +43819,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -43501,8 +43842,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -43518,7 +43859,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -43528,8 +43869,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -43543,8 +43884,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -43562,8 +43903,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -43576,9 +43917,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -43594,8 +43937,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -43682,7 +44026,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -43690,7 +44034,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -43901,7 +44245,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -43913,8 +44257,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -44027,8 +44371,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -44048,8 +44392,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -44194,7 +44538,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -44207,7 +44551,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -44257,7 +44601,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -44309,8 +44653,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -44326,8 +44670,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -44730,8 +45074,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -44830,15 +45175,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -44981,7 +45333,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -44995,7 +45348,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -45069,7 +45422,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -45211,7 +45564,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -45303,7 +45656,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -45417,7 +45770,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -45483,7 +45836,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -45503,7 +45856,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -45549,12 +45902,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -45568,6 +45921,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -45618,8 +45972,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -45906,7 +46260,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -46051,8 +46405,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -46076,7 +46431,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -46158,7 +46513,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -46170,7 +46526,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -46185,8 +46541,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -46870,6 +47226,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -47452,7 +47860,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -47490,7 +47898,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -47518,7 +47926,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -47575,7 +47983,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -47592,7 +48000,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -47600,7 +48008,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -47653,7 +48061,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -47676,7 +48084,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -47701,7 +48109,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -47717,7 +48125,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -47750,8 +48158,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -47759,7 +48167,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -47778,7 +48186,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -47878,7 +48286,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -47900,8 +48309,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -47944,7 +48353,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -47967,8 +48376,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -48007,8 +48416,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -48033,7 +48442,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -48048,8 +48457,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -48080,15 +48489,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -48134,7 +48544,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -48158,7 +48568,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -48181,8 +48591,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -48198,7 +48608,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -48208,8 +48618,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -48223,8 +48633,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -48242,8 +48652,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -48256,9 +48666,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -48274,8 +48686,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -48362,7 +48775,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -48370,7 +48783,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -48581,7 +48994,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -48593,8 +49006,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -48707,8 +49120,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -48728,8 +49141,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -48874,7 +49287,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -48887,7 +49300,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -48937,7 +49350,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -48989,8 +49402,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -49006,8 +49419,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -49410,8 +49823,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -49510,15 +49924,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -49661,7 +50082,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -49675,7 +50097,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -49749,7 +50171,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -49891,7 +50313,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -49983,7 +50405,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -50097,7 +50519,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -50163,7 +50585,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -50183,7 +50605,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -50229,12 +50651,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -50248,6 +50670,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -50298,8 +50721,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -50586,7 +51009,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -50731,8 +51154,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -50756,7 +51180,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -50838,7 +51262,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -50850,7 +51275,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -50865,8 +51290,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -51546,6 +51971,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -52128,7 +52605,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -52166,7 +52643,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -52194,7 +52671,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -52251,7 +52728,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -52268,7 +52745,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -52276,7 +52753,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -52329,7 +52806,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -52352,7 +52829,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -52377,7 +52854,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -52393,7 +52870,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -52426,8 +52903,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -52435,7 +52912,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -52454,7 +52931,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -52554,7 +53031,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -52576,8 +53054,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -52620,7 +53098,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -52643,8 +53121,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -52683,8 +53161,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -52709,7 +53187,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -52724,8 +53202,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -52756,15 +53234,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -52810,7 +53289,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -52834,7 +53313,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -52857,8 +53336,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -52874,7 +53353,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -52884,8 +53363,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -52899,8 +53378,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -52918,8 +53397,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -52932,9 +53411,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -52950,8 +53431,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -53038,7 +53520,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -53046,7 +53528,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -53257,7 +53739,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -53269,8 +53751,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -53383,8 +53865,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -53404,8 +53886,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -53550,7 +54032,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -53563,7 +54045,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -53613,7 +54095,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -53665,8 +54147,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -53682,8 +54164,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -54086,8 +54568,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -54186,15 +54669,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -54337,7 +54827,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -54351,7 +54842,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -54425,7 +54916,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -54567,7 +55058,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -54659,7 +55150,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -54773,7 +55264,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -54839,7 +55330,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -54859,7 +55350,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -54905,12 +55396,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -54924,6 +55415,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -54974,8 +55466,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -55262,7 +55754,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -55407,8 +55899,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -55432,7 +55925,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -55514,7 +56007,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -55526,7 +56020,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -55541,8 +56035,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);
@@ -56222,6 +56716,58 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/tails.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -56804,7 +57350,7 @@ struct GemmBlocks {
 };
 
 template <class U, int level = 2>
-HEADWISE_INLINE void prefetch_rows(Matrix<const U> b, Index rows, Index N) {
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
   if (b.column != 1) return;
   for (Index r = 0; r < rows; ++r) {
@@ -56842,7 +57388,7 @@ struct Residues {
 };
 
 template <class T>
-bool all_finite(Matrix<const T> x, Index rows, Index columns) {
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
@@ -56870,7 +57416,7 @@ HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
 }
 
 template <Scalar T, class Keep>
-void pack_panel(Matrix<const T> b, Index first, Index K, Index count, Element<T>* packed,
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
   for (Index step = first / depth; step < steps<T>(K); ++step) {
@@ -56927,7 +57473,7 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
 }
 
 template <Scalar T>
-void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
   constexpr Index columns = Tile<T>::columns;
   const auto every = [](Index) { return true; };
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
@@ -56944,7 +57490,7 @@ void pack(Matrix<const T> b, Index K, Index N, Element<T>* packed) {
   }
 }
 template <Scalar T, class Keep>
-void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
   constexpr Index columns = Tile<T>::columns;
   for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
     pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
@@ -56952,7 +57498,7 @@ void pack_kept(Matrix<const T> b, Index K, Index N, Element<T>* packed, const Ke
 }
 
 template <Scalar T>
-Walk<T> pack_left(Matrix<const T> a, Index M, Index K, T* packed) {
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
   constexpr Index rows = Tile<T>::rows, ahead = 16;
   const Index whole = M / rows * rows;
   for (Index k = 0; k < K; ++k) {
@@ -57005,7 +57551,7 @@ bool elements_finite(const Element<T>* x, Index count, Index row) {
 }
 
 template <class T, class U>
-Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width);
@@ -57028,7 +57574,7 @@ Operand<T> copy_right(Matrix<const U> b, Index rows, Index N, bool finite, Eleme
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 template <class T, class U>
-Operand<T> right_of(Matrix<const U> b, Index rows, Index N, bool finite, Element<T>* to) {
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
     if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
       return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
@@ -57053,7 +57599,7 @@ Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, c
 }
 
 template <class T>
-HEADWISE_INLINE Walk<T> walk_rows(Matrix<const Element<T>> a) {
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
   return {a.data, a.row, a.column};
 }
 
@@ -57069,7 +57615,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 template <class T, class U>
-Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
   const Index row = steps<T>(N), whole = N / square * square;
@@ -57102,8 +57648,8 @@ Matrix<const Element<T>> copy_left(Matrix<const U> a, Index rows, Index N, Eleme
   return {to, row, 1};
 }
 template <class T, class U>
-Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Index rows, Index N,
-                                 Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return {copy.data, copy.step, 1};
   } else {
@@ -57111,7 +57657,7 @@ Matrix<const Element<T>> left_of(Matrix<const U> a, const Operand<T>& copy, Inde
   }
 }
 template <class T>
-Matrix<const Element<T>> left_of(Matrix<const T> a, Index rows, Index N, Element<T>* to) {
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1) {
     return a;
   } else {
@@ -57130,7 +57676,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T, class U>
-void widen_rows_of(Matrix<const U> x, Index rows, Index N, T* y) {
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
   constexpr Index width = Simd<T>::width;
   for (Index i = 0; i < rows; ++i, y += N) {
     const U* const from = x.data + i * x.row;
@@ -57230,7 +57776,8 @@ HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
 }
 
 template <Scalar T, int M, int R, class U>
-HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, Index N, T* sums) {
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
   using S = Simd<T>;
   const Index apart = round_up(N, S::width);
   typename S::Vector x[std::size_t{M}][std::size_t{R}];
@@ -57252,8 +57799,8 @@ HEADWISE_INLINE void add_products_of_rows(Matrix<const T> a, Matrix<const U> b, 
 }
 
 template <Scalar T, int M, class U>
-void multiply_along_rows(Matrix<const T> a, Matrix<const U> b, Matrix<T> c, const Extents& size,
-                         const Epilogue<T>& epilogue, T* sums) {
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
   constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
   constexpr int together = M == 1 ? 8 : 4;
   for (Index n = 0; n < size.N; n += most) {
@@ -57296,7 +57843,7 @@ HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
 }
 
 template <Scalar T>
-HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
                                            const Extents& size, typename Simd<T>::Vector* sums) {
   using S = Simd<T>;
   typename S::Vector square[std::size_t{S::width}];
@@ -57319,8 +57866,8 @@ HEADWISE_INLINE void add_square_of_columns(Matrix<const T> a, Matrix<const T> b,
 }
 
 template <Scalar T>
-void multiply_along_columns(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                            const Epilogue<T>& epilogue) {
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
   using S = Simd<T>;
   constexpr Index width = S::width, most = squares_at_once * width;
   for (Index n = 0; n < size.N; n += most) {
@@ -57359,8 +57906,8 @@ bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& e
 }
 
 template <Scalar T>
-void multiply_thin(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue, T* scratch) {
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
   multiply_along_columns<T>(a, b, c, size, epilogue);
 }
@@ -57385,7 +57932,7 @@ bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epi
 }
 
 template <Scalar T>
-void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
   constexpr Index width = Tile<T>::width;
   const bool dense = c.column == 1;
   const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
@@ -57400,8 +57947,8 @@ void store_transposed(const T* from, Index row, Index M, Index N, Matrix<T> c) {
 }
 
 template <Scalar T>
-void multiply_swapped(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                      T alpha, T* scratch, Index room) {
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
   const Index vectors = (size.M + width - 1) / width, row = vectors * width;
   T* const a_t = scratch;                                                     // [K, columns]
@@ -57432,15 +57979,16 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
-bool has_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                   const Epilogue<T>& epilogue) {
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
   if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
   if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
 template <Scalar T>
-void add_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, Index N, Index K) {
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
   using S = Simd<T>;
   constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
   for (Index n = 0; n < N; n += Tile<T>::columns) {
@@ -57486,7 +58034,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
+void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -57510,7 +58058,7 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, Matrix<T> c,
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
+std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
                       const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
@@ -57533,8 +58081,8 @@ std::int64_t multiply(Walk<T> a, const Operand<T>& b, Matrix<T> c, const Extents
 }
 
 template <class T, class Keep>
-Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scratch, Index first,
-                       const Keep& keep) {
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
   constexpr Index few = 4 * Tile<T>::rows;
   if constexpr (std::same_as<Keep, KeepAll>) {
     if constexpr (Factor<T>::depth == 1) {
@@ -57550,7 +58098,7 @@ Operand<T> right_block(Matrix<const T> b, const Extents& size, Element<T>* scrat
 }
 
 template <class T>
-Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>* scratch) {
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
   if constexpr (Factor<T>::depth > 1) {
     return walk_rows<T>(copy_left<T>(a, M, K, scratch));
   } else {
@@ -57560,8 +58108,8 @@ Walk<T> left_block(Matrix<const T> a, Index M, Index K, bool across, Element<T>*
 }
 
 template <class T>
-void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const Extents& size,
-                     const Epilogue<T>& epilogue, Element<T>* scratch) {
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
   using Blocks = GemmBlocks<T>;
   const bool across =
       a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
@@ -57575,8 +58123,8 @@ void multiply_blocks(Matrix<const T> a, const Operand<T>& b, Matrix<T> c, const 
 }
 
 template <class T, class Keep>
-void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
   using Blocks = GemmBlocks<T>;
   const AmxScope<T> amx;
   for (Index n = 0; n < size.N; n += Blocks::n) {
@@ -57594,8 +58142,8 @@ void gemm_kept(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents&
   }
 }
 template <Scalar T>
-void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                       const Epilogue<T>& epilogue, T* scratch) {
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
   const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
   for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
@@ -57608,9 +58156,11 @@ void gemm_of_few_terms(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const 
   rest(M, 0, size.M - M, size.N);
 }
 template <class T>
-void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-          const Epilogue<T>& epilogue, T* scratch) {
-  if (size.K == 0) a = {a.data, 0, 0}, b = {b.data, 0, 0};
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
   if constexpr (Factor<T>::depth == 1) {
     if constexpr (simd::vectorised<T>) {
       if (has_few_terms<T>(a, b, c, size, epilogue)) {
@@ -57626,8 +58176,9 @@ void gemm(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size
 }
 
 template <class T, class Sees>
-void gemm_visible(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-                  const Epilogue<T>& epilogue, T* scratch, bool all, const Sees& sees) {
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
   if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
@@ -57714,7 +58265,7 @@ struct RowPieces {
 };
 
 template <int write, class T>
-HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
   if (x.column != 1 || n >= N || i >= rows) return;
   const T* at = &x(i, n);
@@ -57722,7 +58273,7 @@ HEADWISE_INLINE void prefetch_piece(Matrix<T> x, Index rows, Index N, Index i, I
   for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
 }
 template <int write, class T>
-HEADWISE_INLINE void prefetch_ahead(Matrix<T> x, Index rows, Index N, Index i, Index n) {
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
   n += 4 * Piece<std::remove_const_t<T>>::size;
   prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
 }
@@ -57933,7 +58484,7 @@ void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T 
 }
 
 template <Scalar T>
-void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end) {
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
@@ -57945,8 +58496,8 @@ void softmax_rows(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index en
 }
 
 template <Scalar T>
-void softmax_backward_rows(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                           Index begin, Index end) {
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
   for (Index i = begin; i < end; ++i) {
     if constexpr (simd::vectorised<T>) {
       softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
@@ -58059,8 +58610,8 @@ template <class T>
 }
 
 template <class T>
-void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, Index n0, Index count,
-                 const T* factors) {
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
@@ -58080,8 +58631,8 @@ void drop_pieces(Matrix<const T> x, Matrix<T> y, Index N, Index i, Index end, In
 }
 
 template <Scalar T>
-void drop_rows(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-               Index end) {
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
   constexpr Index drawn = 4 * Piece<T>::size;
   T factors[std::size_t{drawn}];
   for (Index i = begin; i < end; ++i) {
@@ -58226,7 +58777,7 @@ Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropo
 }
 
 template <class T>
-void drop_weights(const AttentionHead<T>& head, Matrix<const T> weights, T* dropped) {
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
   for (Index i = 0; i < head.L; ++i, dropped += head.S) {
     dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
     for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
@@ -58239,7 +58790,7 @@ T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
 }
 
 template <class T>
-void score_head(const AttentionHead<T>& head, Matrix<T> scores, T* scratch) {
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
   gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
           scratch);
   if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
@@ -58289,7 +58840,7 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 
 template <class T>
 void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     Matrix<const T> raw, T* flow) {
+                     const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
   for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
@@ -58341,8 +58892,8 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
-void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                            Scratch<T> memory) {
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
   const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
@@ -58358,8 +58909,8 @@ void attention_head_forward(const AttentionHead<T>& head, Matrix<T> weights, Mat
 }
 
 template <class T>
-void attention_head_backward(const AttentionHead<T>& head, Matrix<const T> d_o,
-                             Matrix<const T> weights, const HeadGradients<T>& to,
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
                              Scratch<T> memory) {
   const Matrix<const T> q = head.q, k = head.k, v = head.v;
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
@@ -58762,8 +59313,9 @@ struct OnlineSoftmax {
 
   T greatest[queries];
   T sum[queries];
-  T factor[queries];  // what the context is multiplied by when a block of keys is added
-  Int any[queries];   // whether a key was visible
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
 
   OnlineSoftmax(Index rows, const HeadScore<T>& score) {
     using S = Simd<T>;
@@ -58862,15 +59414,22 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
 }
 
 template <class T>
-void store_logsumexp(bool any, T m, T sum, const Matrix<T>& lse, Index i) {
-  using std::log;
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
   if (!any) {
     set_negative_infinity(lse(i, 0));
     lse(i, 1) = T(0);
     return;
   }
   m = m + T(0);  // of 0 and -0 either may have come out as the greatest
-  const T log_sum = T(log(sum)), rounded = m + log_sum;
+  const T rounded = m + log_sum;
   const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
   lse(i, 0) = rounded;
   lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
@@ -59013,7 +59572,8 @@ Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
 }
 
 template <class T>
-HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index keys, T* square) {
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
   constexpr Index width = Tile<T>::width;
   if (bias.column == 1 && rows == width && keys == width) {
     transpose_square<T>(bias.data, bias.row, square, width);
@@ -59027,7 +59587,7 @@ HEADWISE_INLINE void read_bias_square(Matrix<const T> bias, Index rows, Index ke
 }
 
 template <class T>
-void add_bias_of_queries(Matrix<const T> bias, T hidden_below, const TileBlock& block, T* s,
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
                          ForwardMask<T>& mask) {
   using S = Simd<T>;
   constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
@@ -59101,7 +59661,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
 }
 
 template <class T>
-void add_bias_of_keys(Matrix<const T> bias, T hidden_below, Index r, KeyRange range, T* x,
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
                       BackwardMask<T>& mask) {
   using S = Simd<T>;
   const auto least = S::broadcast(hidden_below);
@@ -59243,7 +59803,7 @@ void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* su
 }
 
 template <class T, class U>
-T scale_flow(Matrix<const U> k, Matrix<const T> dk, Index n, Index d) {
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
   T sum = T(0);
   for (Index j = 0; j < n; ++j) {
     for (Index c = 0; c < d; ++c) {
@@ -59335,7 +59895,7 @@ KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, boo
       return copied_keys<T>(head, j0, n, all_seen, buffers);
     }
     const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
-    const auto stays = [&](Matrix<const T> x, Index N) {
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
       return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
     };
     KeyOperands<T> block{k, {v.data, v.row, 1, true}};
@@ -59449,7 +60009,7 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, Matrix<const Element<T>> keys,
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
                          const TileBlock& block, const ForwardMask<T>& mask, T alpha,
                          const ForwardScratch<T>& buffers, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
@@ -59515,7 +60075,7 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T>> p,
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
                         const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
                         KeyRange range, const OnlineSoftmax<T>& softmax) {
   constexpr Index width = Tile<T>::width;
@@ -59535,7 +60095,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, Matrix<const Element<T
 
 template <class T>
 std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                Matrix<const Element<T>> p, const Operand<T>& v,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
                                 const TileBlock& block, const ForwardMask<T>& mask,
                                 const OnlineSoftmax<T>& softmax) {
   if (mask.full() || (mask.whole() && v.finite)) {
@@ -59581,12 +60141,12 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
   const T greatest = softmax.greatest[r] * unit;
-  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.sum[r], lse, i0 + r);
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
 template <class T>
-TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                       Matrix<T> lse, Scratch<T> memory) {
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
   constexpr Index lanes = ForwardTile<T>::lanes;
   const ForwardScratch<T> buffers(memory, head.d, head.dv);
   const AmxScope<T> amx;
@@ -59600,6 +60160,7 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, Matri
 
   Index r = 0;
   const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
     for (; r < end; ++r) {
       T* const context = buffers.context + r * context_row;
       finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
@@ -59650,8 +60211,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-void row_deltas_of(Matrix<const U> all_d_o, Matrix<const U> all_o, Index dv, Index i0, Index rows,
-                   T* delta) {
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
   using S = Simd<T>;
   using F = Factor<T>;
   constexpr Index width = S::width;
@@ -59938,7 +60499,7 @@ void set_panel_zero(Index n, T* p) {
 }
 
 template <class T>
-HEADWISE_INLINE void multiply_panel(Matrix<const Element<T>> rows, const Element<T>* columns,
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
   run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
                seen.size() / Tile<T>::width, inner,
@@ -60083,8 +60644,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N, Matrix<T> c,
-                        const TileBlock& block, Element<T>* kept, const BackwardMask<T>& mask) {
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
   if (mask.full() || (mask.whole() && b.finite)) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
@@ -60108,7 +60670,7 @@ std::int64_t add_by_key(Matrix<const Element<T>> a, const Operand<T>& b, Index N
 }
 
 template <class T>
-std::int64_t add_by_query(const FlashHead<T>& head, Matrix<const Element<T>> ds,
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
                           const Operand<T>& k, const TileBlock& block,
                           const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
   const Index d = head.forward.d;
@@ -60190,7 +60752,8 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
   constexpr Index row = BackwardTile<T>::row;
   const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
-  const auto by_key = [&](Matrix<const T> a, const Operand<T>& b, Index N, Matrix<T> sums) {
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
     const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
     products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
   };
@@ -60202,7 +60765,7 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
 }
 
 template <class T>
-void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> to) {
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
   using S = Simd<T>;
   const auto factor = S::broadcast(scale);
   for (Index r = 0; r < rows; ++r) {
@@ -60217,8 +60780,8 @@ void write_scaled(Matrix<const T> from, T scale, Index rows, Index N, Matrix<T> 
 }
 
 template <class T>
-void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk, Matrix<T> dv,
-                        T* to_scale, Scratch<T> memory) {
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
   const BackwardScratch<T> buffers(memory, head.d, head.dv);
   if (to_scale != nullptr) {
     const Matrix<const T> sums = buffers.sums_of_k(head.d);

@@ -22,14 +22,17 @@ const Kernels<T>& kernels_of<T>(InstructionSet set) {
   if (set == HEADWISE_FAULT_ISA) return HEADWISE_FAULT_ISA::table<T>;
 #if HEADWISE_CONFIG_VECTOR_KERNELS
   static constexpr Kernels<T> of_avx512{.instruction_set = avx512,
-                                        .weights_of = &simd::avx512::weights_of<T>};
+                                        .weights_of = &simd::avx512::weights_of<T>,
+                                        .logs_of = &simd::avx512::logs_of<T>};
   static constexpr Kernels<T> of_avx2{.instruction_set = avx2,
-                                      .weights_of = &simd::avx2::weights_of<T>};
+                                      .weights_of = &simd::avx2::weights_of<T>,
+                                      .logs_of = &simd::avx2::logs_of<T>};
   if (set == avx512) return of_avx512;
   if (set == avx2) return of_avx2;
 #endif
   static constexpr Kernels<T> of_generic{.instruction_set = generic,
-                                         .weights_of = &simd::generic::weights_of<T>};
+                                         .weights_of = &simd::generic::weights_of<T>,
+                                         .logs_of = &simd::generic::logs_of<T>};
   return of_generic;
 }
 

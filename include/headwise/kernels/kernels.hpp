@@ -50,61 +50,63 @@ struct Kernels {
   Index columns;           // of a panel: products are cut in multiples of it
   Index inner;             // of a chain: products of longer rows are sums of chains of so many
 
-  bool (*all_finite)(Matrix<const T> x, Index rows, Index columns);
+  bool (*all_finite)(const Matrix<const T>& x, Index rows, Index columns);
 
   // gemm.inc
   Index (*gemm_scratch)(const Extents& size);
-  void (*gemm)(Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const Extents& size,
-               const Epilogue<T>& epilogue, T* scratch);
+  void (*gemm)(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch);
   std::int64_t (*executed_gemm_flops)(const Extents& size);
 
   // column_sums.inc, layer_norm.inc, rms_norm.inc, rotary.inc, softmax.inc and dropout.inc, each
   // over a part of the rows or, where sums run down them, of the columns
-  void (*add_rows)(Matrix<const T> x, Index rows, Index begin, Index end, Row<T> to);
+  void (*add_rows)(const Matrix<const T>& x, Index rows, Index begin, Index end, Row<T> to);
   void (*layer_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*layer_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*layer_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*rms_norm_rows)(const LayerNormRows<T>& of, Index begin, Index end);
   void (*rms_norm_backward_rows)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
   void (*rms_norm_columns)(const LayerNormBackwardRows<T>& of, Index begin, Index end);
-  void (*rotate_rows)(const RotaryRows<T>& of, Matrix<const T> x, Matrix<T> y, Index begin,
-                      Index end);
-  void (*softmax_rows)(Matrix<const T> x, Matrix<T> p, Index N, Index begin, Index end);
-  void (*softmax_backward_rows)(Matrix<const T> dp, Matrix<const T> p, Matrix<T> dx, Index N,
-                                Index begin, Index end);
-  void (*drop_rows)(const DropoutMask& mask, Matrix<const T> x, Matrix<T> y, Index N, Index begin,
-                    Index end);
+  void (*rotate_rows)(const RotaryRows<T>& of, const Matrix<const T>& x, const Matrix<T>& y,
+                      Index begin, Index end);
+  void (*softmax_rows)(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin,
+                       Index end);
+  void (*softmax_backward_rows)(const Matrix<const T>& dp, const Matrix<const T>& p,
+                                const Matrix<T>& dx, Index N, Index begin, Index end);
+  void (*drop_rows)(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+                    Index begin, Index end);
 
   // attention_head.inc
   Index (*attention_forward_scratch)(Index L, Index S, Index d, Index dv, bool dropout);
   Index (*attention_backward_scratch)(Index L, Index S, Index d, Index dv, bool dropout,
                                       bool scores);
-  void (*score_head)(const AttentionHead<T>& head, Matrix<T> scores, T* scratch);
-  void (*attention_head_forward)(const AttentionHead<T>& head, Matrix<T> weights, Matrix<T> o,
-                                 Scratch<T> memory);
-  void (*attention_head_backward)(const AttentionHead<T>& head, Matrix<const T> d_o,
-                                  Matrix<const T> weights, const HeadGradients<T>& to,
+  void (*score_head)(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch);
+  void (*attention_head_forward)(const AttentionHead<T>& head, const Matrix<T>& weights,
+                                 const Matrix<T>& o, Scratch<T> memory);
+  void (*attention_head_backward)(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                                  const Matrix<const T>& weights, const HeadGradients<T>& to,
                                   Scratch<T> memory);
 
   // flash_forward.inc and flash_backward.inc
   Index (*flash_forward_scratch)(Index d, Index dv);
   Index (*flash_backward_scratch)(Index d, Index dv);
-  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, Matrix<T> o,
-                            Matrix<T> lse, Scratch<T> memory);
+  TileWork (*flash_forward)(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                            const Matrix<T>& lse, Scratch<T> memory);
   void (*row_deltas)(const FlashHead<T>& head, Index i0, Index rows, T* delta);
   void (*flash_backward_begin)(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory);
   TileWork (*flash_backward_tile)(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
                                   Scratch<T> memory);
-  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, Matrix<T> dk,
-                             Matrix<T> dv, T* to_scale, Scratch<T> memory);
+  void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                             const Matrix<T>& dv, T* to_scale, Scratch<T> memory);
   // simd/tanh.inc
   void (*tanhs_of)(const T* x, Index n, T* y);
 
   // decode.inc
   DecodeKernels<T> decode;
 
-  // simd/exp.inc
+  // simd/exp.inc and simd/log.inc
   void (*weights_of)(const T* x, Index n, T* y);
+  void (*logs_of)(const T* x, Index n, T* y);
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

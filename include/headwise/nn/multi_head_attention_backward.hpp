@@ -92,22 +92,21 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
                                 const MultiHeadAttentionCache<T>& cache,
                                 const Tensor<T, 3>& d_context, ProjectionGradients<T>& d,
                                 const ScoreGradients<T>& score, const Context& context) {
-  const auto read = heads_of(o, cache);
-  const auto& [q, k, v] = read;
+  const AttentionInputs<T> read = heads_of(o, cache);
   const auto dq = split_heads(d.of_q(o), o.num_heads);
   const auto dk = split_heads(d.of_k(o), o.num_kv_heads);
   const auto dv = split_heads(d.of_v(o), o.num_kv_heads);
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, {q, k, v}, cache.weights, options, {dq, dk, dv, score}, context);
+    attention_backward(d_heads, read, cache.weights, options, {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
     const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
     packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
                               rows_of_heads(split_heads(cache.context, o.num_heads)),
                               rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
   } else {
-    flash_attention_backward(d_heads, {q, k, v}, split_heads(cache.context, o.num_heads), cache.lse,
+    flash_attention_backward(d_heads, read, split_heads(cache.context, o.num_heads), cache.lse,
                              options, {dq, dk, dv, score}, context);
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);

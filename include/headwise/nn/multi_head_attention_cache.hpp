@@ -135,18 +135,11 @@ MultiHeadAttentionCache<T> wide_attention_cache(const MultiHeadAttentionCache<T>
   return wide;
 }
 
-/// Queries, keys and values of a cache as heads: views, whichever way it was filled.
+/// Queries, keys and values of a cache as heads: views, whichever way it was filled. As they were
+/// projected; where nothing is normalised, turned by their positions already.
 template <class T>
-struct Heads {
-  In<T, 4> q;  // [B, H, L, d]
-  In<T, 4> k;  // [B, G, S, d]
-  In<T, 4> v;  // [B, G, S, dv]
-};
-
-/// As they were projected; where nothing is normalised, turned by their positions already.
-template <class T>
-Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
-                         const MultiHeadAttentionCache<T>& cache) {
+AttentionInputs<T> projected_heads(const MultiHeadAttentionOptions& o,
+                                   const MultiHeadAttentionCache<T>& cache) {
   const Index H = o.num_heads, G = o.num_kv_heads;
   if (!cache.self_attention) {
     return {split_heads(cache.q, H), split_heads(cache.k, G), split_heads(cache.v, G)};
@@ -158,8 +151,9 @@ Heads<T> projected_heads(const MultiHeadAttentionOptions& o,
 
 /// As attention reads them.
 template <class T>
-Heads<T> heads_of(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache) {
-  Heads<T> heads = projected_heads(o, cache);
+AttentionInputs<T> heads_of(const MultiHeadAttentionOptions& o,
+                            const MultiHeadAttentionCache<T>& cache) {
+  AttentionInputs<T> heads = projected_heads(o, cache);
   if (cache.q_normed.absent()) return heads;
   heads.q = split_heads(cache.q_normed, o.num_heads);
   heads.k = split_heads(cache.k_normed, o.num_kv_heads);

@@ -155,7 +155,7 @@ template <class T, class W>
 void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
             MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
-  const auto read = heads_of(o, cache);
+  const AttentionInputs<T> read = heads_of(o, cache);
   const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);

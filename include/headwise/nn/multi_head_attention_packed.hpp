@@ -37,7 +37,8 @@ void require_packed_call(std::string_view function, const MultiHeadAttentionCall
 
 /// The heads of a packed call.
 template <class T>
-PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache, const Heads<T>& heads) {
+PackedSequences<T> packed_heads(const MultiHeadAttentionCache<T>& cache,
+                                const AttentionInputs<T>& heads) {
   return {rows_of_heads(heads.q), rows_of_heads(heads.k), rows_of_heads(heads.v),
           cache.call.query_starts, key_starts_of(cache.call, cache.self_attention)};
 }

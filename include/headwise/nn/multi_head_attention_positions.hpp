@@ -76,7 +76,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
                  MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
-    const Heads<T> heads = heads_of(o, cache);
+    const AttentionInputs<T> heads = heads_of(o, cache);
     context.trace->record(q_name, heads.q);
     context.trace->record(k_name, heads.k);
   };
@@ -129,7 +129,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
     gains.q = Tensor<T, 1>(Shape{o.d_head}, context.memory);
     gains.k = Tensor<T, 1>(Shape{o.d_head}, context.memory);
   }
-  const Heads<T> x = projected_heads(o, cache);
+  const AttentionInputs<T> x = projected_heads(o, cache);
   rms_norm_backward(In<T, 4>(dq), x.q, p.gamma_q, cache.q_rstd, dq, gains.q, context);
   rms_norm_backward(In<T, 4>(dk), x.k, p.gamma_k, cache.k_rstd, dk, gains.k, context);
   return gains;

@@ -25,22 +25,19 @@ void require_own_scores(std::string_view function, const MultiHeadAttentionOptio
   require_own("relative_bias", p.relative_bias, Shape{H, 2 * R + 1}, R > 0, given.relative_bias);
 }
 
-/// What a call gives, and what the module has learned.
+/// Beside what a call gives, what the module has learned.
 template <class T, class W>
-ScoreOptions<T> score_options(const ScoreOptions<T>& given,
-                              const MultiHeadAttentionParameters<T, W>& p) {
-  ScoreOptions<T> all = given;
-  if (!p.sinks.absent()) all.sinks = p.sinks;
-  if (!p.alibi_slopes.absent()) all.alibi_slopes = p.alibi_slopes;
-  if (!p.relative_bias.absent()) all.relative_bias = p.relative_bias;
-  return all;
+void add_learned(const MultiHeadAttentionParameters<T, W>& p, ScoreOptions<T>& score) {
+  if (!p.sinks.absent()) score.sinks = p.sinks;
+  if (!p.alibi_slopes.absent()) score.alibi_slopes = p.alibi_slopes;
+  if (!p.relative_bias.absent()) score.relative_bias = p.relative_bias;
 }
 /// The part of a call that concerns attention, with what the module has learned.
 template <class T, class W>
 AttentionOptions<T> attention_options(const MultiHeadAttentionCall<T>& call,
                                       const MultiHeadAttentionParameters<T, W>& p) {
   AttentionOptions<T> options = call.attention();
-  options.score = score_options(call.score, p);
+  add_learned(p, options.score);
   return options;
 }
 /// Where their gradients go.

@@ -123,7 +123,7 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
   const NewTokens<T> tokens(cache, k, v, call.counts);
   MultiHeadAttentionStepCall<T> learned = call;
-  learned.score = score_options(call.score, p);
+  add_learned(p, learned.score);
   attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);

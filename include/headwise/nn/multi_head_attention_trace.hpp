@@ -19,8 +19,8 @@ inline Context untraced(const Context& context) {
 
 /// Scores [B, H, L, S] as softmax reads them: scaled, biased, -infinity where hidden.
 template <class T>
-[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options, const Heads<T>& heads,
-                                         const Context& context) {
+[[gnu::cold]] Tensor<T, 4> traced_scores(const AttentionOptions<T>& options,
+                                         const AttentionInputs<T>& heads, const Context& context) {
   const auto sizes = require_attention<T>("Trace", heads.q, heads.k, heads.v, options);
   Tensor<T, 4> scores({sizes.B, sizes.H, sizes.L, sizes.S});
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
@@ -44,7 +44,7 @@ template <class T, class W>
 [[gnu::cold]] void trace_projections(const MultiHeadAttentionOptions& o,
                                      const MultiHeadAttentionParameters<T, W>& p,
                                      const MultiHeadAttentionCache<T>& cache, Trace& trace) {
-  const Heads<T> heads = projected_heads(o, cache);
+  const AttentionInputs<T> heads = projected_heads(o, cache);
   trace.record("X", In<T, 3>(cache.query));
   trace.record("X_norm", cache.projected_query());
   trace.record("W_Q", p.W_Q());
@@ -60,8 +60,8 @@ template <class T, class W>
 /// Steps 4a to 4c. Packed sequences have no [L, S] in common, and neither A nor AS.
 template <class T>
 [[gnu::cold]] void trace_weights(const MultiHeadAttentionCache<T>& cache,
-                                 const AttentionOptions<T>& options, const Heads<T>& heads,
-                                 const Context& context) {
+                                 const AttentionOptions<T>& options,
+                                 const AttentionInputs<T>& heads, const Context& context) {
   Trace& trace = *context.trace;
   trace.record("A", traced_scores(options, heads, context));
   if (cache.weights.absent()) {
@@ -83,7 +83,7 @@ template <class T, class W>
                                  const MultiHeadAttentionCache<T>& cache, In<T, 3> y,
                                  const Context& context) {
   Trace& trace = *context.trace;
-  const Heads<T> heads = heads_of(o, cache);
+  const AttentionInputs<T> heads = heads_of(o, cache);
   if (!cache.call.packed()) trace_weights(cache, attention_options(cache.call, p), heads, context);
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);

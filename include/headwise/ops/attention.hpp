@@ -22,7 +22,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes = require_attention<T>(function, q, k, v, options);
   options.require_no_gap(function);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
   require_shape(function, "d_o", d_o, Shape{B, H, L, width_v}, "q, head width of v");
   require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
@@ -72,7 +72,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
   const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
   require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
   require_outputs_apart("attention_forward", {{"weights", weights}, {"o", o}},
@@ -128,7 +128,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
   const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
   const auto sizes =
       detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
-  const auto [B, H, G, L, S, d, width_v] = sizes;
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);

@@ -97,7 +97,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Multiply-adds of forward, were all pairs visible.
 inline double multiply_adds(const AttentionSizes& sizes) {
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   return static_cast<double>(B) * static_cast<double>(H) * static_cast<double>(L) *
          static_cast<double>(S) * static_cast<double>(d + dv);
 }
@@ -115,7 +115,7 @@ AttentionSizes require_attention(std::string_view function, const In<Q, 4>& q, c
                                  const In<U, 4>& v, const AttentionOptions<T>& options) {
   const AttentionSizes sizes{q.extent(0), q.extent(1), k.extent(1), q.extent(2),
                              k.extent(2), q.extent(3), v.extent(3)};
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   require_countable(function, "q", q);
   require_countable(function, "k", k);
   require_countable(function, "v", v);
@@ -162,7 +162,7 @@ kernels::AttentionHead<T> attention_head(const AttentionSizes& sizes, const In<T
                                          const In<T, 4>& k, const In<T, 4>& v,
                                          const AttentionOptions<T>& options, Index b, Index h) {
   using std::sqrt;
-  const auto [B, H, G, L, S, d, dv] = sizes;
+  const auto& [B, H, G, L, S, d, dv] = sizes;
   const Index g = h / sizes.group();
   const Position first = options.origin.of_head(b, h);
   const T scale = options.scale ? *options.scale

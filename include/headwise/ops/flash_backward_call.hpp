@@ -3,21 +3,14 @@
 
 #include <optional>
 
+#include "headwise/ops/flash_backward_views.hpp"
 #include "headwise/ops/ordered_turns.hpp"
 #include "headwise/ops/rows.hpp"
-#include "headwise/ops/score_gradients.hpp"
 #include "headwise/ops/stored_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-/// What forward left: [B, H, L, dv] and [B, H, L, 2].
-template <class T, class U = T>
-struct FlashResults {
-  In<U, 4> o;
-  In<T, 4> lse;
-};
 
 /// A call of flash attention backward whose arguments fit. A task is a block of keys of a key/value
 /// head: it has dk and dv to itself; to dq the blocks of keys add one after the other, so that its
@@ -212,6 +205,13 @@ class FlashBackwardCall {
     return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
   }
 
+  /// Query head h, and where a block of keys adds what flows into its scores.
+  kernels::FlashHead<T> head_at(const KeyTask& block, Index h) {
+    auto head = head_at(block.b, h);
+    if (score_.any()) head.flows = score_.flows(block.b, h, block.number);
+    return head;
+  }
+
   /// What is asked for before a block is begun with.
   kernels::KeysAhead<T> keys_of(const KeyTask& block) {
     const auto head = head_at(block.b, block.g * sizes_.group()).forward;
@@ -226,13 +226,12 @@ class FlashBackwardCall {
     const Index b = of.b, g = of.g, j0 = of.number * keys;
     const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
-    const auto first_head = head_at(b, first);
-    run_.flash_backward_begin(first_head.forward, j0, n, workspace_.of(worker));
+    auto head = head_at(of, first);
+    T* const to_scale = head.flows.scale;
+    run_.flash_backward_begin(head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
-    auto head = first_head;
     for (Index h = first; h < first + sizes_.group(); ++h) {
-      if (h != first) head = head_at(b, h);
-      head.flows = score_.flows(b, h, of.number);
+      if (h != first) head = head_at(of, h);
       if (next && h + 1 == first + sizes_.group()) head.next = keys_of(*next);
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
@@ -254,11 +253,10 @@ class FlashBackwardCall {
     T* const dv_sums = memory.take(rows_to_round<T, U>(n, sizes_.dv));
     write_rows(dk_rows, n, sizes_.d, dk_sums, [&](const kernels::Matrix<T>& dk) {
       write_rows(dv_rows, n, sizes_.dv, dv_sums, [&](const kernels::Matrix<T>& dv) {
-        run_.flash_backward_end(first_head.forward, j0, n, dk, dv,
-                                score_.flows(b, first, of.number).scale, workspace_.of(worker));
+        run_.flash_backward_end(head.forward, j0, n, dk, dv, to_scale, workspace_.of(worker));
       });
     });
-    const std::int64_t extra = kernels::backward_extras(first_head.forward);
+    const std::int64_t extra = kernels::backward_extras(head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);
   }

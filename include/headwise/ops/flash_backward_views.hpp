@@ -6,6 +6,13 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
+/// What forward left: [B, H, L, dv] and [B, H, L, 2].
+template <class T, class U = T>
+struct FlashResults {
+  In<U, 4> o;
+  In<T, 4> lse;
+};
+
 /// [B, H, L, width] of queries and [B, G, S, width] of keys, or [N, H, width] and [M, G, width].
 template <class T, int R, class U = T>
 struct FlashBackwardViews {

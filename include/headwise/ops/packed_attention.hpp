@@ -99,7 +99,7 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
   constexpr std::string_view function = "packed_attention_forward";
   const auto sequences = require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
-  const auto [B, H, G, N, M, d, dv] = sequences.sizes;
+  const auto& [B, H, G, N, M, d, dv] = sequences.sizes;
   require_shape(function, "o", o, Shape{N, H, dv}, "q, head width of v");
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");

@@ -137,9 +137,10 @@ class ScoreGradientSums {
     return shared;
   }
 
-  /// Where a block of keys of a head adds.
+  /// Whether anything flows into a score.
+  bool any() const { return any_; }
+  /// Where a block of keys of a head adds, if so.
   kernels::ScoreFlows<T> flows(Index b, Index h, Index block) {
-    if (!any_) return {};
     kernels::ScoreFlows<T> into = flows_into(to_, b, h);
     T* next = sums(b, h, block);
     if (into.scale != nullptr) into.scale = next++;

@@ -63,6 +63,34 @@ struct Exp2Constants<double> {
                                      0x1.e9471c875b804p-32};
 };
 
+/// log(m) for m between the roots of 1/2 and of 2: the terms of (log(m) - 2 s) / s^3 in s^2, where
+/// s = (m - 1) / (m + 1), by relative error and rounded as above. ln(2) stands in two parts, of
+/// which the first times an exponent is exact.
+template <class T>
+struct LogConstants;
+
+template <>
+struct LogConstants<float> {
+  static constexpr int mantissa_bits = 23;
+  static constexpr float root_of_half = 0x1.6a09e6p-1f;
+  static constexpr float shift = 0x1.8p23f;  // a whole number n in its lowest bits makes shift + n
+  static constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+  // 3.0e-7, of which at most a hundredth is in the logarithm
+  static constexpr float terms[] = {0x1.55555cp-1f, 0x1.997bacp-2f, 0x1.2ef3f6p-2f};
+};
+
+template <>
+struct LogConstants<double> {
+  static constexpr int mantissa_bits = 52;
+  static constexpr double root_of_half = 0x1.6a09e667f3bcdp-1;
+  static constexpr double shift = 0x1.8p52;
+  static constexpr double ln2_high = 0x1.62e42fefap-1, ln2_low = 0x1.cf79abc9e3b3ap-40;
+  // 4.6e-16
+  static constexpr double terms[] = {
+      0x1.5555555555558p-1, 0x1.9999999995352p-2, 0x1.2492492de968ep-2, 0x1.c71c62ece14f2p-3,
+      0x1.7462b3049e1b2p-3, 0x1.39fe8d2e1810dp-3, 0x1.2b567be2e69dfp-3};
+};
+
 /// What a normal distribution has beyond t, over e^(-t^2 / 2): a quotient of two polynomials that
 /// is 1/2 at 0 and elsewhere nearest by relative error, up to where the power is 0. All terms are
 /// above 0, so that no digit is lost in the sums. With what the coefficients are rounded by:

@@ -104,22 +104,21 @@ class Tensor : public InOut<T, R>, public OwnsElements {
     std::uninitialized_copy_n(other.data(), this->size(), data());
   }
   /// Takes the elements; `other` is absent then.
-  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { swap(other); }
+  [[gnu::noinline]] Tensor(Tensor&& other) noexcept { take(other); }
   /// A deep copy; where it throws, this is as it was.
   Tensor& operator=(const Tensor& other) {
     if (this != &other) Tensor(other).swap(*this);
     return *this;
   }
-  /// Takes the elements.
+  /// Takes the elements, likewise; from itself none.
   [[gnu::noinline]] Tensor& operator=(Tensor&& other) noexcept {
-    Tensor(std::move(other)).swap(*this);
+    if (this != &other) {
+      release();
+      take(other);
+    }
     return *this;
   }
-  [[gnu::noinline]] ~Tensor() {
-    if (data() == nullptr) return;
-    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
-    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
-  }
+  [[gnu::noinline]] ~Tensor() { release(); }
 
   /// Exchanges elements and memory resources.
   void swap(Tensor& other) noexcept {
@@ -164,6 +163,19 @@ class Tensor : public InOut<T, R>, public OwnsElements {
 
   static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
     return static_cast<T*>(detail::allocate_elements(shape.extents, sizeof(T), memory));
+  }
+  /// Frees the elements, and still names them.
+  void release() noexcept {
+    if (data() == nullptr) return;
+    if constexpr (!std::is_trivially_destructible_v<T>) std::destroy_n(data(), this->size());
+    detail::deallocate_elements(data(), this->shape().extents, sizeof(T), memory_);
+  }
+  /// Becomes what `other` is, which is absent then: made so in its place, for a copy of an absent
+  /// one would be read two numbers at a time, right after they are stored one by one.
+  void take(Tensor& other) noexcept {
+    static_cast<InOut<T, R>&>(*this) = other;
+    std::construct_at(static_cast<InOut<T, R>*>(&other));
+    memory_ = std::exchange(other.memory_, nullptr);
   }
 
   std::pmr::memory_resource* memory_ = nullptr;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <span>
 #include <type_traits>
+#include <utility>
 
 #include "headwise/tensor/float16.hpp"
 #include "headwise/tensor/overlap.hpp"
@@ -22,6 +23,16 @@ inline void require_axis(std::string_view function, int axis, int rank) {
                                                                std::span<const Index> extents) {
   raise<ShapeError>("slice: begin is ", begin, " and count ", count, ", expected a part of axis ",
                     axis, " of ", extents);
+}
+
+/// The shape with another extent of one axis. (Written to in its place it would be copied two
+/// numbers at a time right after one of them is stored, which a processor waits for.)
+template <int R>
+constexpr Shape<R> with_extent(const Shape<R>& shape, int axis, Index extent) {
+  return [&]<int... r>(std::integer_sequence<int, r...>) {
+    return Shape<R>((r == axis ? extent : shape[r])...);
+  }
+  (std::make_integer_sequence<int, R>());
 }
 
 /// f(index of its first element) for each row, rows lying along the last axis. (Index by
@@ -82,47 +93,41 @@ using view_of_rank = typename view_of<V>::template with_rank<Q>;
 /// Throws ShapeError unless 0 <= begin <= begin + count <= extent.
 template <Viewable V>
 view_of<V&> slice(V&& tensor, int axis, Index begin, Index count) {
-  const auto view = as_view(tensor);
-  detail::require_axis("slice", axis, view.rank);
-  if (begin < 0 || count < 0 || begin > view.extent(axis) - count) {
-    detail::raise_slice(begin, count, axis, view.shape().extents);
+  detail::require_axis("slice", axis, tensor.rank);
+  if (begin < 0 || count < 0 || begin > tensor.extent(axis) - count) {
+    detail::raise_slice(begin, count, axis, tensor.shape().extents);
   }
-  auto shape = view.shape();
-  shape[axis] = count;
-  return {view.data() + (view.data() == nullptr ? 0 : begin * view.stride(axis)), shape,
-          view.strides()};
+  return {tensor.data() + (tensor.data() == nullptr ? 0 : begin * tensor.stride(axis)),
+          detail::with_extent(tensor.shape(), axis, count), tensor.strides()};
 }
 
 /// One index of the first axis; the view that remains has one axis less.
 /// Throws ShapeError unless 0 <= index < extent.
 template <Viewable V>
 auto select(V&& tensor, Index index) {
-  const auto view = as_view(tensor);
-  using View = std::remove_const_t<decltype(view)>;
-  constexpr int rank = View::rank - 1;
-  if (index < 0 || index >= view.extent(0)) {
-    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", view.shape());
+  constexpr int rank = view_of<V&>::rank - 1;
+  if (index < 0 || index >= tensor.extent(0)) {
+    raise<ShapeError>("select: index is ", index, ", expected one of axis 0 of ", tensor.shape());
   }
   Shape<rank> shape, strides;
   for (int r = 0; r < rank; ++r) {
-    shape[r] = view.extent(r + 1);
-    strides[r] = view.stride(r + 1);
+    shape[r] = tensor.extent(r + 1);
+    strides[r] = tensor.stride(r + 1);
   }
-  const Index offset = view.data() == nullptr ? 0 : index * view.stride(0);
-  return view_of_rank<V&, rank>(view.data() + offset, shape, strides);
+  const Index offset = tensor.data() == nullptr ? 0 : index * tensor.stride(0);
+  return view_of_rank<V&, rank>(tensor.data() + offset, shape, strides);
 }
 
 /// Two axes exchanged. Throws ArgumentError for an axis that is not there.
 template <Viewable V>
 view_of<V&> transpose(V&& tensor, int axis_a, int axis_b) {
-  const auto view = as_view(tensor);
-  detail::require_axis("transpose", axis_a, view.rank);
-  detail::require_axis("transpose", axis_b, view.rank);
-  auto shape = view.shape();
-  auto strides = view.strides();
+  detail::require_axis("transpose", axis_a, tensor.rank);
+  detail::require_axis("transpose", axis_b, tensor.rank);
+  auto shape = tensor.shape();
+  auto strides = tensor.strides();
   std::swap(shape[axis_a], shape[axis_b]);
   std::swap(strides[axis_a], strides[axis_b]);
-  return {view.data(), shape, strides};
+  return {tensor.data(), shape, strides};
 }
 
 /// [B, L, C] as the matrix [B L, C]: possible where batch follows batch at the distance of L rows.
@@ -135,32 +140,31 @@ bool rows_are_uniform(const V& tensor) {
 /// [B, L, C] seen as [B L, C]. Throws ShapeError where no strides describe that.
 template <Viewable V>
 auto merge_rows(V&& tensor) {
-  const auto view = as_view(tensor);
-  require_countable("merge_rows", "x", view);
-  if (!rows_are_uniform(view)) {
-    raise<ShapeError>("merge_rows: strides of x ", view.shape(), " are ", view.strides(),
+  require_countable("merge_rows", "x", tensor);
+  if (!rows_are_uniform(tensor)) {
+    raise<ShapeError>("merge_rows: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected rows at one common distance; copy it first");
   }
-  return view_of_rank<V&, 2>(view.data(), Shape{view.extent(0) * view.extent(1), view.extent(2)},
-                             Shape{view.stride(view.extent(1) == 1 ? 0 : 1), view.stride(2)});
+  return view_of_rank<V&, 2>(tensor.data(),
+                             Shape{tensor.extent(0) * tensor.extent(1), tensor.extent(2)},
+                             Shape{tensor.stride(tensor.extent(1) == 1 ? 0 : 1), tensor.stride(2)});
 }
 
 /// The elements in their order, under other extents: [2, 6] as [3, 4] or [12].
 /// Throws ShapeError unless they are as many and lie one behind the other.
 template <Viewable V, int Q>
 view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
-  const auto view = as_view(tensor);
-  require_countable("reshape", "x", view);
-  detail::require_countable("reshape", "shape", shape.extents, &view);
-  if (view.size() != shape.size()) {
-    raise<ShapeError>("reshape: shape is ", shape, ", expected ", view.size(), " elements (x is ",
-                      view.shape(), ")");
+  require_countable("reshape", "x", tensor);
+  detail::require_countable("reshape", "shape", shape.extents, &tensor);
+  if (tensor.size() != shape.size()) {
+    raise<ShapeError>("reshape: shape is ", shape, ", expected ", tensor.size(), " elements (x is ",
+                      tensor.shape(), ")");
   }
-  if (!view.dense()) {
-    raise<ShapeError>("reshape: strides of x ", view.shape(), " are ", view.strides(),
+  if (!tensor.dense()) {
+    raise<ShapeError>("reshape: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected elements one behind the other; contiguous copies it so");
   }
-  return {view.data(), shape};
+  return {tensor.data(), shape};
 }
 
 /// [B, L, H d] seen as [B, H, L, d], head i in columns i d ... (i + 1) d - 1.
@@ -169,31 +173,29 @@ view_of_rank<V&, Q> reshape(V&& tensor, const Shape<Q>& shape) {
 /// Throws ShapeError unless num_heads divides the width.
 template <Viewable V>
 auto split_heads(V&& tensor, Index num_heads) {
-  const auto view = as_view(tensor);
-  require_countable("split_heads", "x", view);
-  if (num_heads <= 0 || view.extent(2) % num_heads != 0) {
-    raise<ShapeError>("split_heads: x is ", view.shape(), ", expected a width of ", num_heads,
+  require_countable("split_heads", "x", tensor);
+  if (num_heads <= 0 || tensor.extent(2) % num_heads != 0) {
+    raise<ShapeError>("split_heads: x is ", tensor.shape(), ", expected a width of ", num_heads,
                       " equal heads, at least 1");
   }
-  const Index width = view.extent(2) / num_heads;
+  const Index width = tensor.extent(2) / num_heads;
   return view_of_rank<V&, 4>(
-      view.data(), Shape{view.extent(0), num_heads, view.extent(1), width},
-      Shape{view.stride(0), width * view.stride(2), view.stride(1), view.stride(2)});
+      tensor.data(), Shape{tensor.extent(0), num_heads, tensor.extent(1), width},
+      Shape{tensor.stride(0), width * tensor.stride(2), tensor.stride(1), tensor.stride(2)});
 }
 
 /// [B, H, L, d] seen as [B, L, H d]: the inverse of split_heads on the same storage.
 /// Throws ShapeError where the heads do not lie side by side in a row.
 template <Viewable V>
 auto merge_heads(V&& tensor) {
-  const auto view = as_view(tensor);
-  require_countable("merge_heads", "x", view);
-  if (view.extent(1) > 1 && view.stride(1) != view.extent(3) * view.stride(3)) {
-    raise<ShapeError>("merge_heads: strides of x ", view.shape(), " are ", view.strides(),
+  require_countable("merge_heads", "x", tensor);
+  if (tensor.extent(1) > 1 && tensor.stride(1) != tensor.extent(3) * tensor.stride(3)) {
+    raise<ShapeError>("merge_heads: strides of x ", tensor.shape(), " are ", tensor.strides(),
                       ", expected heads side by side; copy it into such a layout first");
   }
-  return view_of_rank<V&, 3>(view.data(),
-                             Shape{view.extent(0), view.extent(2), view.extent(1) * view.extent(3)},
-                             Shape{view.stride(0), view.stride(2), view.stride(3)});
+  return view_of_rank<V&, 3>(
+      tensor.data(), Shape{tensor.extent(0), tensor.extent(2), tensor.extent(1) * tensor.extent(3)},
+      Shape{tensor.stride(0), tensor.stride(2), tensor.stride(3)});
 }
 
 /// to = from, element by element. Throws ShapeError unless the shapes are equal and the two are one
