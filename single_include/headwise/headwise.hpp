@@ -1094,12 +1094,12 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
 
 /// f(std::type_identity<U>()), U being what numbers of T are kept as: of 16 bits for float alone.
 template <class T, class F>
-constexpr void with_stored_type(StoredAs as, const F& f) {
+constexpr auto with_stored_type(StoredAs as, const F& f) {
   if constexpr (std::same_as<T, float>) {
     if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
     if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
   }
-  f(std::type_identity<T>());
+  return f(std::type_identity<T>());
 }
 
 struct FloatFormat {
@@ -1537,7 +1537,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Element (i, j) is data[i row + j column]. Inlined into kernels, as in HeadScore.
+/// Element (i, j) is data[i row + j column]. Inlined into kernels, as in HeadScore. Handed on by
+/// reference: a copy would wait for what it copies (docs/architecture.md).
 template <class T>
 struct Matrix {
   T* data;
@@ -1954,6 +1955,10 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
                                                 std::string_view argument,
                                                 std::span<const Index> extents, const void* data) {
   constexpr Index most = Index{1} << 48;
+  Index bits = 0;
+  for (const Index extent : extents) bits |= extent;
+  // What is small is done with: such questions are 1 % of 16 tokens forward and backward.
+  if (data != nullptr && extents.size() <= 4 && bits >= 0 && bits < (Index{1} << 12)) return;
   Index count = 1;
   bool some = true;
   for (const Index extent : extents) {
@@ -5282,7 +5287,8 @@ class RecycledMemory final : public std::pmr::memory_resource {
     Block* next;
   };
 
-  static constexpr int smallest_exponent = 6, steps = 8;  // from 64 bytes on
+  static constexpr int smallest_exponent = 6;  // 64 bytes
+  static constexpr int step_bits = 3, steps = 1 << step_bits;
   static constexpr int sizes = (48 - smallest_exponent) * steps;
   static constexpr std::size_t few_bytes = std::size_t{1} << 24;
 
@@ -5296,8 +5302,8 @@ class RecycledMemory final : public std::pmr::memory_resource {
   static int size_for(std::size_t bytes) {
     if (bytes <= storage_alignment) return 0;
     const auto exponent = static_cast<int>(std::bit_width(bytes - 1)) - 1;
-    const std::size_t power = std::size_t{1} << exponent;
-    const auto step = static_cast<int>((bytes - 1 - power) / (power / steps)) + 1;
+    const std::size_t behind = bytes - 1 - (std::size_t{1} << exponent);
+    const auto step = static_cast<int>(behind >> (exponent - step_bits)) + 1;
     return (exponent - smallest_exponent) * steps + step;
   }
   static std::align_val_t alignment_of(int size) {
@@ -8080,7 +8086,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 /// A panel of which the result does not lie in whole vectors: by way of a small array.
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -8105,8 +8111,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 
 /// c [M, N] from a [M, K] and b [K, N]. Returns the multiply-adds.
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -10174,13 +10180,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 /// The n keys from j0 on. Three panels of queries and more read dense copies: rows of heads lie on
@@ -11142,13 +11146,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 /// Queries i0 ... i0 + rows - 1 of a head against the keys that were begun with: adds to their sums
@@ -15360,7 +15363,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -15384,8 +15387,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -17202,13 +17205,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -18045,13 +18046,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>
@@ -22034,7 +22034,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -22058,8 +22058,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -23876,13 +23876,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -24719,13 +24717,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>
@@ -43795,7 +43792,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -43819,8 +43816,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -45637,13 +45634,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -46480,13 +46475,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>
@@ -48544,7 +48538,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -48568,8 +48562,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -50386,13 +50380,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -51229,13 +51221,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>
@@ -53289,7 +53280,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -53313,8 +53304,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -55131,13 +55122,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -55974,13 +55963,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>
@@ -58034,7 +58022,7 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
-void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<T>& c,
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
   T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
@@ -58058,8 +58046,8 @@ void run_edge(Walk<T> a, Walk<T> b, Index M, Index count, Index K, const Matrix<
 }
 
 template <class T>
-std::int64_t multiply(Walk<T> a, const Operand<T>& b, const Matrix<T>& c, const Extents& size,
-                      const Epilogue<T>& epilogue) {
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   const Index K = steps<T>(size.K);
   for (Index n = 0; n < size.N; n += columns) {
@@ -59876,13 +59864,11 @@ struct KeyOperands {
 template <class T>
 KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
                            const ForwardScratch<T>& buffers) {
-  KeyOperands<T> block{};
-  detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
     const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
-    block.k = copy_left<T>(k, n, head.d, buffers.k);
-    block.v = copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v);
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
   });
-  return block;
 }
 
 template <class T>
@@ -60719,13 +60705,12 @@ template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
                               Index rows, Index N, bool finite, Element<T>* right,
                               Element<T>* left) {
-  TileOperands<T> both{};
-  detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    both.right = right_of<T>(from, rows, N, finite, right);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
     both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
   });
-  return both;
 }
 
 template <class T>

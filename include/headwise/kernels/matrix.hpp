@@ -10,7 +10,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Element (i, j) is data[i row + j column]. Inlined into kernels, as in HeadScore.
+/// Element (i, j) is data[i row + j column]. Inlined into kernels, as in HeadScore. Handed on by
+/// reference: a copy would wait for what it copies (docs/architecture.md).
 template <class T>
 struct Matrix {
   T* data;

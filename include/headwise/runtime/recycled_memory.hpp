@@ -61,7 +61,8 @@ class RecycledMemory final : public std::pmr::memory_resource {
     Block* next;
   };
 
-  static constexpr int smallest_exponent = 6, steps = 8;  // from 64 bytes on
+  static constexpr int smallest_exponent = 6;  // 64 bytes
+  static constexpr int step_bits = 3, steps = 1 << step_bits;
   static constexpr int sizes = (48 - smallest_exponent) * steps;
   static constexpr std::size_t few_bytes = std::size_t{1} << 24;
 
@@ -75,8 +76,8 @@ class RecycledMemory final : public std::pmr::memory_resource {
   static int size_for(std::size_t bytes) {
     if (bytes <= storage_alignment) return 0;
     const auto exponent = static_cast<int>(std::bit_width(bytes - 1)) - 1;
-    const std::size_t power = std::size_t{1} << exponent;
-    const auto step = static_cast<int>((bytes - 1 - power) / (power / steps)) + 1;
+    const std::size_t behind = bytes - 1 - (std::size_t{1} << exponent);
+    const auto step = static_cast<int>(behind >> (exponent - step_bits)) + 1;
     return (exponent - smallest_exponent) * steps + step;
   }
   static std::align_val_t alignment_of(int size) {

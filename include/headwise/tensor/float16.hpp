@@ -54,12 +54,12 @@ inline constexpr StoredAs stored_as = std::same_as<T, BFloat16>  ? StoredAs::bf1
 
 /// f(std::type_identity<U>()), U being what numbers of T are kept as: of 16 bits for float alone.
 template <class T, class F>
-constexpr void with_stored_type(StoredAs as, const F& f) {
+constexpr auto with_stored_type(StoredAs as, const F& f) {
   if constexpr (std::same_as<T, float>) {
     if (as == StoredAs::bf16) return f(std::type_identity<BFloat16>());
     if (as == StoredAs::fp16) return f(std::type_identity<Float16>());
   }
-  f(std::type_identity<T>());
+  return f(std::type_identity<T>());
 }
 
 struct FloatFormat {
