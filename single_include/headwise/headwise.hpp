@@ -2265,7 +2265,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 struct Footprint {
   std::string_view name;
   std::uintptr_t address = 0;
-  std::uintptr_t low = 0, high = 0;  // of the first bytes of elements
+  std::uintptr_t low = 0, end = 0;  // of bytes; none where it is empty
   Index element_bytes = 1;
   int axes = 0;                           // those with more than one index
   std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
@@ -2284,7 +2284,8 @@ struct Footprint {
   [[gnu::noinline]] void walk(std::span<const Index> all_extents,
                               std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
-    low = high = address;
+    low = address;
+    end = address + static_cast<std::uintptr_t>(element_bytes);
     empty = false;
     for (std::size_t r = 0; r < all_extents.size(); ++r) {
       const Index extent = all_extents[r], stride = all_strides[r];
@@ -2296,8 +2297,9 @@ struct Footprint {
       const auto reach = static_cast<std::uintptr_t>(stride) *
                          static_cast<std::uintptr_t>(extent - 1) *
                          static_cast<std::uintptr_t>(element_bytes);
-      (stride < 0 ? low : high) += reach;
+      (stride < 0 ? low : end) += reach;
     }
+    if (empty) low = end = 0;
   }
 };
 
@@ -2362,12 +2364,8 @@ class Meeting {
   std::array<StepSum, 18> sums_{};
 };
 
-/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
-inline bool overlap(const Footprint& a, const Footprint& b) {
-  if (a.empty || b.empty || a.high + (static_cast<std::uintptr_t>(a.element_bytes) - 1) < b.low ||
-      b.high + (static_cast<std::uintptr_t>(b.element_bytes) - 1) < a.low) {
-    return false;
-  }
+/// Whether the two share a byte, where their ranges of memory do.
+[[gnu::noinline]] inline bool elements_meet(const Footprint& a, const Footprint& b) {
   const auto bytes = static_cast<Index>(b.address - a.address);
   // In elements where they are alike, in bytes otherwise: then each byte of an element counts.
   const bool alike = a.element_bytes == b.element_bytes && bytes % a.element_bytes == 0;
@@ -2383,6 +2381,11 @@ inline bool overlap(const Footprint& a, const Footprint& b) {
   add(a, 1);
   add(b, -1);
   return meeting.has_solutions(1);
+}
+
+/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
+inline bool overlap(const Footprint& a, const Footprint& b) {
+  return a.low < b.end && b.low < a.end && elements_meet(a, b);
 }
 
 /// Whether the axes are nested, in any order: each stride leads beyond all that smaller ones reach.
@@ -6916,6 +6919,16 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+/// Asks for what a tile is added to, before its sums are formed.
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 /// sum [M, V vectors] += a b of one step; a_of(m) is the element of row m of a.
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
@@ -6979,12 +6992,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -7258,6 +7266,22 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+/// The same of `rows` rows: the columns behind them are 0.
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+/// And of so many columns: to [columns, width].
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -7400,6 +7424,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -7413,7 +7443,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -7934,24 +7965,31 @@ HEADWISE_STRICT_MATH_END
 //
 // b^T is read where it lies, as a left operand, and a, which is smaller, is what gets transposed.
 // Forward and backward of 16 tokens of width 768 takes 0.80 of the time that way, of 64 tokens 0.97
-// (AVX-512, EPYC of family 25); with 4 of 16 lanes idle 1.02 to 1.05, with 2 of them 0.97. With
-// AVX2 any number may be idle where b is large, as it is waited for: 3 rows by 512 x 512 take 0.93
-// of the time, 4 and 6 rows by 768 x 2304 0.7, 9 to 14 rows 0.65; by 256 x 256 it is 0.8 to 1.2
-// (EPYC of family 25, model 1). An element is the same sum of the same chains of multiply-adds: the
+// (AVX-512, EPYC of family 25). Lanes may idle where a has rows for a part of a vector: the larger
+// b is, the longer it would be waited for and transposed. dx, times as fast so with 5 to 13 rows:
+// 256 x 256 1.0 to 1.4, 512 x 512 1.2 to 1.65, 768 x 768 1.7 to 2.0; with 17 to 60 rows 1.0 to 1.7;
+// in double with 1 to 13 rows, 64 x 192 to 360 x 360, 1.0 to 3.1; by AVX2 1.0 to 1.8, in double 1.0
+// to 4.4 (Xeon, model 167). An element is the same sum of the same chains of multiply-adds: the
 // bits of gemm.inc.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Whether a product goes faster so: rows that fill their vectors, and fewer of them than columns.
+/// Whether a product goes faster so: fewer rows than columns, and of their last vector the fewer
+/// lanes idle the smaller b is, for b is what the other way transposes. Very few rows by a large b
+/// are those of thin_gemm.inc.
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 /// c [M, N] = from^T, from [N, row].
@@ -7964,9 +8002,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -8021,7 +8063,10 @@ bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   return a.row == 1 && b.column == 1 && c.column == 1;
 }
 
-/// c [M, N] += a [M, K] b [K, N], M rows of a tile and N columns of whole tiles.
+/// c [M, N] += a [M, K] b [K, N], M rows of a tile and N columns of whole tiles. (What a tile is
+/// added to is asked for when it begins: dw and dx of 16 tokens and 512 x 512 1.04 to 1.05 times as
+/// fast, of 8 and 768 x 768 1.05; that of the next tile, or the one behind: 1.00 to 1.02. Xeon,
+/// model 167.)
 template <Scalar T>
 void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
                    Index K) {
@@ -8030,6 +8075,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -14372,6 +14418,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -14416,12 +14471,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -14658,6 +14708,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -14778,6 +14842,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -14791,7 +14861,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -15253,11 +15324,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -15269,9 +15344,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -15323,6 +15402,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -21043,6 +21123,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -21087,12 +21176,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -21329,6 +21413,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -21449,6 +21547,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -21462,7 +21566,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -21924,11 +22029,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -21940,9 +22049,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -21994,6 +22107,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -42801,6 +42915,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -42845,12 +42968,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -43087,6 +43205,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -43207,6 +43339,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -43220,7 +43358,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -43682,11 +43821,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -43698,9 +43841,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -43752,6 +43899,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -47547,6 +47695,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -47591,12 +47748,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -47833,6 +47985,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -47953,6 +48119,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -47966,7 +48138,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -48428,11 +48601,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -48444,9 +48621,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -48498,6 +48679,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -52289,6 +52471,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -52333,12 +52524,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -52575,6 +52761,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -52695,6 +52895,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -52708,7 +52914,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -53170,11 +53377,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -53186,9 +53397,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -53240,6 +53455,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
@@ -57031,6 +57247,15 @@ HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
   });
 }
 
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
 template <class T, int M, int V, class ElementOf>
 HEADWISE_INLINE void add_step(const Element<T>* b,
                               typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
@@ -57075,12 +57300,7 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
   typename S::Vector sum[std::size_t{M}][std::size_t{V}];
   unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
   if (panel.finish == Finish::add) {
-    const T* c = panel.c + first * panel.c_row;
-    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
-      if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
-        __builtin_prefetch(c + m * panel.c_row + v * S::width, 1);
-      }
-    });
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
   }
   const Element<T>* b = panel.b;
   Index k = 0;
@@ -57317,6 +57537,20 @@ template <Scalar T, class U>
   store_transposed_lines<T, Simd<T>>(
       to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
 }
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
 
 HEADWISE_STRICT_MATH_END
 
@@ -57437,6 +57671,12 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
   const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
@@ -57450,7 +57690,8 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
       }
     }
   }
-  for (Index step = whole_n == count ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
     const Index k = step * F::depth;
     Element<T>* const to = packed + step * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
@@ -57912,11 +58153,15 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width;
+  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
-  return 8 * idle <= width || (HEADWISE_ISA_BYTES == 32 && size.M > 2 && is_large<T>(size));
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0 || idle > most_idle) return idle == 0;
+  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
 }
 
 template <Scalar T>
@@ -57928,9 +58173,13 @@ void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T
     for (Index m = 0; m < whole_m; m += width) {
       transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
     }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
   }
-  for (Index n = 0; n < N; ++n) {
-    for (Index m = n < whole_n ? whole_m : 0; m < M; ++m) c(m, n) = from[n * row + m];
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
   }
 }
 
@@ -57982,6 +58231,7 @@ void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Mat
   for (Index n = 0; n < N; n += Tile<T>::columns) {
     typename S::Vector sum[std::size_t{M}][std::size_t{V}];
     unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
     const T *in_a = a.data, *in_b = b.data + n;
     for (Index k = 0; k < K; ++k) {
       add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });

@@ -62,6 +62,9 @@ TEST_CASE("some rows times a transposed matrix have the bits that they have amon
     }
     // A right factor of a megabyte, for which lanes may be idle.
     for (const Index M : {Index{2}, Index{3}, Index{5}, run.lanes + 1}) check<T>(run, M, 4099, 66);
+    // One of a little less, for which any number of lanes may be.
+    const Index columns = 960'000 / (66 * static_cast<Index>(sizeof(T)));
+    for (Index M = 1; M < run.lanes + 2; ++M) check<T>(run, M, columns, 66);
   });
 }
 

@@ -19,7 +19,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 struct Footprint {
   std::string_view name;
   std::uintptr_t address = 0;
-  std::uintptr_t low = 0, high = 0;  // of the first bytes of elements
+  std::uintptr_t low = 0, end = 0;  // of bytes; none where it is empty
   Index element_bytes = 1;
   int axes = 0;                           // those with more than one index
   std::array<Index, 8> extents, strides;  // of those; what is behind them is not set
@@ -38,7 +38,8 @@ struct Footprint {
   [[gnu::noinline]] void walk(std::span<const Index> all_extents,
                               std::span<const Index> all_strides) {
     constexpr Index longest = Index{1} << 58;
-    low = high = address;
+    low = address;
+    end = address + static_cast<std::uintptr_t>(element_bytes);
     empty = false;
     for (std::size_t r = 0; r < all_extents.size(); ++r) {
       const Index extent = all_extents[r], stride = all_strides[r];
@@ -50,8 +51,9 @@ struct Footprint {
       const auto reach = static_cast<std::uintptr_t>(stride) *
                          static_cast<std::uintptr_t>(extent - 1) *
                          static_cast<std::uintptr_t>(element_bytes);
-      (stride < 0 ? low : high) += reach;
+      (stride < 0 ? low : end) += reach;
     }
+    if (empty) low = end = 0;
   }
 };
 
@@ -116,12 +118,8 @@ class Meeting {
   std::array<StepSum, 18> sums_{};
 };
 
-/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
-inline bool overlap(const Footprint& a, const Footprint& b) {
-  if (a.empty || b.empty || a.high + (static_cast<std::uintptr_t>(a.element_bytes) - 1) < b.low ||
-      b.high + (static_cast<std::uintptr_t>(b.element_bytes) - 1) < a.low) {
-    return false;
-  }
+/// Whether the two share a byte, where their ranges of memory do.
+[[gnu::noinline]] inline bool elements_meet(const Footprint& a, const Footprint& b) {
   const auto bytes = static_cast<Index>(b.address - a.address);
   // In elements where they are alike, in bytes otherwise: then each byte of an element counts.
   const bool alike = a.element_bytes == b.element_bytes && bytes % a.element_bytes == 0;
@@ -137,6 +135,11 @@ inline bool overlap(const Footprint& a, const Footprint& b) {
   add(a, 1);
   add(b, -1);
   return meeting.has_solutions(1);
+}
+
+/// Whether the two share a byte. Views whose layout would take too long to decide count as apart.
+inline bool overlap(const Footprint& a, const Footprint& b) {
+  return a.low < b.end && b.low < a.end && elements_meet(a, b);
 }
 
 /// Whether the axes are nested, in any order: each stride leads beyond all that smaller ones reach.
