@@ -3,24 +3,23 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <type_traits>
 #include <vector>
 
 #include "headwise/kernels/kernels.hpp"
 #include "support/catch.hpp"
+#include "support/float_bits.hpp"
 #include "support/instruction_sets.hpp"
 
 namespace simd_log {
 
 using namespace headwise;
+using headwise_tests::BitsOf;
+using headwise_tests::is_nan;
 using headwise_tests::supported_instruction_sets;
+using headwise_tests::unit_in_last_place;
 
 namespace {
-
-template <class T>
-using BitsOf = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
 
 template <class T>
 std::vector<T> logs_of(InstructionSet set, const std::vector<T>& x) {
@@ -32,13 +31,6 @@ std::vector<T> logs_of(InstructionSet set, const std::vector<T>& x) {
 template <class T>
 T log_of(InstructionSet set, T x) {
   return logs_of<T>(set, {x}).front();
-}
-
-/// By its bits: the compiler may be told that there are no NaNs.
-template <class T>
-bool is_nan(T x) {
-  const BitsOf<T> magnitude = std::bit_cast<BitsOf<T>>(x) << 1 >> 1;
-  return magnitude > std::bit_cast<BitsOf<T>>(std::numeric_limits<T>::infinity());
 }
 
 /// The three numbers on either side of `middle`, and itself.
@@ -75,15 +67,6 @@ std::vector<T> normal_range() {
   }
   std::erase_if(x, [](T number) { return !(number >= Limits::min() && number <= Limits::max()); });
   return x;
-}
-
-/// The distance of neighbouring numbers of type T where `exact` lies.
-template <class T>
-long double unit_in_last_place(long double exact) {
-  int exponent = 0;
-  std::frexp(exact, &exponent);
-  using Limits = std::numeric_limits<T>;
-  return std::ldexp(1.0L, std::max(exponent, Limits::min_exponent) - Limits::digits);
 }
 
 template <class T>
