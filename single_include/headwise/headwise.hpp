@@ -7981,15 +7981,17 @@ HEADWISE_STRICT_MATH_BEGIN
 /// are those of thin_gemm.inc.
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 /// c [M, N] = from^T, from [N, row].
@@ -15324,15 +15326,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
@@ -22029,15 +22033,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
@@ -43821,15 +43827,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
@@ -48601,15 +48609,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
@@ -53377,15 +53387,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
@@ -58153,15 +58165,17 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <Scalar T>
 bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
-  constexpr Index width = Tile<T>::width, bytes_of_an_idle_square = 4096;
+  constexpr Index width = Tile<T>::width;
   constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
   constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
   if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
   if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
   const Index idle = round_up(size.M, width) - size.M;
   const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
-  if (idle == 0 || idle > most_idle) return idle == 0;
-  return is_large<T>(size) ? size.M > thin : idle * idle * bytes_of_an_idle_square <= bytes;
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
 }
 
 template <Scalar T>
