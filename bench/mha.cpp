@@ -1,11 +1,15 @@
 // The whole module: projections with biases, attention, output projection.
 #include "mha.hpp"
 
+#include <cstdlib>
 #include <memory>
+#include <string_view>
 
 namespace headwise::bench {
 
 namespace {
+
+constexpr double of_bf16 = 0.05;  // of the largest number: those of bf16 have 8 binary digits
 
 /// The first sequence alone on the readable path gives the same, where that is short enough. Longer
 /// ones are held to the readable path by sdpa/.
@@ -36,37 +40,58 @@ Case case_of(const std::shared_ptr<Module<T, E>>& module, bool with_backward) {
   return one;
 }
 
+/// What HEADWISE_BENCH_PRODUCTS asks for, bf16, two_pieces or three_pieces, in every case of mha/:
+/// so this program can be a partner of itself.
+Products asked_products() {
+  const char* const text = std::getenv("HEADWISE_BENCH_PRODUCTS");
+  const std::string_view asked = text == nullptr ? "" : text;
+  if (asked == "bf16") return bf16_products();
+  if (asked == "two_pieces") return split_products<2>();
+  if (asked == "three_pieces") return split_products<3>();
+  require(asked.empty(), "HEADWISE_BENCH_PRODUCTS", "there is no ", asked);
+  return {};
+}
+
 template <class T, bool with_backward, class E = T>
 Case mha(const std::vector<Index>& values) {
   const auto module = std::make_shared<Module<T, E>>(values);
   Case one = case_of(module, with_backward);
-  one.run = [module](const Context& context) { module->run(with_backward, context); };
-  constexpr double allowed = std::same_as<T, E> ? tolerance<T> : 0.01;  // bf16 has 8 binary digits
-  one.right = [module] { return right(*module, with_backward, allowed); };
+  const Products products = asked_products();
+  one.run = [module, products](Context context) {
+    context.products = products;
+    module->run(with_backward, context);
+  };
+  const double allowed = products.exact() ? std::same_as<T, E> ? tolerance<T> : 0.01 : of_bf16;
+  one.right = [module, allowed] { return right(*module, with_backward, allowed); };
   return one;
 }
 
-/// The same module by another context. Numbers of bf16 have 8 binary digits.
+/// The same module by another context, whose results may be off by so much.
 template <bool with_backward>
-Case mha_bf16(const std::vector<Index>& values, void (*change)(Context&)) {
-  constexpr double allowed = 0.05;  // of the largest
+Case mha_by(const std::vector<Index>& values, double allowed, void (*change)(Context&)) {
   const auto module = std::make_shared<Module<float>>(values);
   Case one = case_of(module, with_backward);
   one.run = [module, change](Context context) {
     change(context);
     module->run(with_backward, context);
   };
-  one.right = [module] { return right(*module, with_backward, allowed); };
+  one.right = [module, allowed] { return right(*module, with_backward, allowed); };
   return one;
 }
 /// The factors of its products are rounded.
 template <bool with_backward>
 Case by_products(const std::vector<Index>& values) {
-  return mha_bf16<with_backward>(values, [](Context& c) { c.products = bf16_products(); });
+  return mha_by<with_backward>(values, of_bf16, [](Context& c) { c.products = bf16_products(); });
+}
+/// They are split into pieces, where the processor has what multiplies them.
+template <bool with_backward, int pieces>
+Case by_pieces(const std::vector<Index>& values) {
+  return mha_by<with_backward>(values, pieces == 3 ? tolerance<float> : 0x1p-11,
+                               [](Context& c) { c.products = split_products<pieces>(); });
 }
 /// What backward needs is kept rounded.
 Case kept_rounded(const std::vector<Index>& values) {
-  return mha_bf16<true>(values, [](Context& c) { c.saved = saved_in<BFloat16>(); });
+  return mha_by<true>(values, of_bf16, [](Context& c) { c.saved = saved_in<BFloat16>(); });
 }
 
 template <class T>
@@ -85,6 +110,14 @@ void add_mha(Families& families) {
                       attention_values(8192), by_products<false>});
   families.push_back({name_of<float>("mha_bf16/forward_backward"), attention_arguments(),
                       attention_values(8192), by_products<true>});
+  families.push_back({name_of<float>("mha_two_pieces/forward"), attention_arguments(),
+                      attention_values(8192), by_pieces<false, 2>});
+  families.push_back({name_of<float>("mha_two_pieces/forward_backward"), attention_arguments(),
+                      attention_values(8192), by_pieces<true, 2>});
+  families.push_back({name_of<float>("mha_three_pieces/forward"), attention_arguments(),
+                      attention_values(8192), by_pieces<false, 3>});
+  families.push_back({name_of<float>("mha_three_pieces/forward_backward"), attention_arguments(),
+                      attention_values(8192), by_pieces<true, 3>});
   families.push_back({name_of<float>("mha_saved/forward_backward"), attention_arguments(),
                       attention_values(8192), kept_rounded});
   families.push_back({name_of<float>("mha_inputs_bf16/forward"), attention_arguments(),

@@ -30,8 +30,8 @@ constexpr std::string_view umbrella = "headwise.hpp";
 const std::set<std::string, std::less<>> tops = {"headwise.hpp", "compiled.hpp",
                                                  "print_config.hpp"};  // above all folders
 constexpr std::string_view version = "version.hpp";
-constexpr std::array<std::string_view, 3> reads_fragments = {
-    "kernels/kernels.hpp", "kernels/bf16_kernels.hpp",
+constexpr std::array<std::string_view, 4> reads_fragments = {
+    "kernels/kernels.hpp", "kernels/bf16_kernels.hpp", "kernels/split_kernels.hpp",
     "kernels/pair_functions.hpp"};  // the last in the user's program
 
 bool is_fragment(std::string_view path) { return path.ends_with(".inc"); }

@@ -10,6 +10,7 @@
 #include "headwise/ops/bf16_products.hpp"
 #include "headwise/ops/packed_attention.hpp"
 #include "headwise/ops/softmax.hpp"
+#include "headwise/ops/split_products.hpp"
 
 #if HEADWISE_USES_COMPILED && !defined(HEADWISE_INSTANCE)
 #define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
@@ -81,6 +82,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
+HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 2>();
+HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 3>();
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 

@@ -50,6 +50,7 @@
 #include "headwise/ops/rotary.hpp"
 #include "headwise/ops/saved_in.hpp"
 #include "headwise/ops/softmax.hpp"
+#include "headwise/ops/split_products.hpp"
 #include "headwise/optim/adamw.hpp"
 #include "headwise/optim/schedules.hpp"
 #include "headwise/optim/sgd.hpp"

@@ -5221,8 +5221,8 @@ class ExecutorRef {
 namespace headwise::inline v0_1 {
 
 /// What the factors of products are rounded to before they are multiplied: nothing by default. Of
-/// another kind is what bf16_products() returns (ops/bf16_products.hpp). Sums run in float all the
-/// same, and what is no product of matrices is computed in float: softmax, norms, biases, score
+/// another kind is what bf16_products() and split_products() return (ops/). Sums run in float all
+/// the same, and what is no product of matrices is computed in float: softmax, norms, biases, score
 /// functions, optimisers. Of other types than float nothing is rounded.
 class Products {
  public:
@@ -6291,7 +6291,8 @@ HEADWISE_STRICT_MATH_END
 //
 // Most regions multiply the numbers themselves. Those whose HEADWISE_ISA_PAIRS is not 0 round the
 // factors of float products to bf16, two inner indices to an element: for fused multiply-adds (1),
-// for the dot products of AVX512_BF16 (2) or for the tiles of AMX (3). The dot product adds the
+// for the dot products of AVX512_BF16 (2) or for the tiles of AMX (3); or split them into two or
+// three pieces of bf16 for these tiles (4, 5: simd/pieces.inc). The dot product adds the
 // product of the second numbers, then that of the first, each rounded once: the multiply-adds in
 // that order have its bits, but for numbers so small that float holds them with fewer digits, which
 // it takes for 0 (all of 3.2 million). It runs at half the rate of float multiply-adds on Intel's
@@ -6307,20 +6308,25 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  /// Where there are more pieces than one, they lie `apart` elements from each other.
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   /// sum + a b over the inner indices of a step.
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
-  /// number(0), number(1) ... as an element.
+  /// Stores number(0), number(1) ... as an element.
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   /// x where keep(0), keep(1) ..., 0 where not.
   template <class F>
@@ -6353,14 +6359,14 @@ struct Factor {
 #if HEADWISE_ISA_PAIRS != 0
 
 /// Pairs of numbers, rounded to bf16.
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -6369,7 +6375,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -6380,9 +6388,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -6423,7 +6431,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -6446,6 +6454,100 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+// Factors of float products in two or three pieces of bf16, whose products AMX sums up. Read once
+// for each instruction set; nothing in it but where HEADWISE_ISA_PAIRS is 4 or 5.
+//
+// A float has 24 binary digits, a number of bf16 has 8: a float is its nearest number of bf16, plus
+// that of what is left (at most 2^-8 of it), plus what is left then (at most 2^-17). Of the nine
+// products of two such triples six are summed up: the others are together at most 2^-23.9 of the
+// whole, which a rounding of float is 2^-24 of, and nearly always far less. Two pieces hold 16 to
+// 17 digits, and of their four products three are summed up: an error of at most 2^-15. Source:
+// Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+// Higher-Precision Computations", 2019, arXiv 1904.06376.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+/// Pairs of numbers, split. What is infinite, or is when it is rounded, becomes NaN: what is left
+/// of it is none.
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  /// Piece p, from what those before it left: the nearest number of bf16, and of three the last is
+  /// what is left. (A sum rounds faster than an instruction that knows NaN does, 1.06 of the
+  /// module's speed. It takes some NaN for -0; the next piece has it then.)
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  /// Pairs of the pieces of both: of each number of the one and that of the other, or of
+  /// neighbours.
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -6792,8 +6894,32 @@ using Element = typename Factor<T>::Element;
 
 /// Elements along an inner length of K, whole chunks: those behind the last number are 0.
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+/// Steps of a tile over them. Where numbers are split, the first pieces of a chunk come first, then
+/// its second ones, then the third, `chunk_steps` apart.
+///@{
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+///@}
+/// The step of an element, or of its first piece.
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+/// Multiply-adds of so many steps: the greatest pieces with all of the other, and so on, 6 of 9.
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 /// Where the chunk begins that holds inner index k, and its first element.
 template <class T>
@@ -6802,7 +6928,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 /// Scratch as elements, which are as large as numbers. What is written as the one is read as it.
@@ -7016,14 +7142,18 @@ HEADWISE_STRICT_MATH_END
 
 // headwise/kernels/amx_tile.inc
 // The register tile of AMX: 16 rows of pairs against 16 steps of 16 columns at an instruction. Read
-// once for each instruction set; nothing in it but where HEADWISE_ISA_PAIRS is 3.
+// once for each instruction set; nothing in it but where HEADWISE_ISA_PAIRS is 3 or more.
 //
 // A chunk of 32 inner indices is summed up by itself, first and second numbers apart, and then
 // added: an element still depends on its row, its column and the inner length alone. Four tiles of
 // sums side by side reached 2,280 (inner length 64) to 3,020 GFLOP/s (384) from the first cache
 // level, two by two 2,290 to 3,110; with rows that cross lines of the cache 790. From the second
-// level, where panels of 384 lie, 1,550 and two by two 1,940; with the epilogue 1,050. To ask for
-// the lines of c ahead changed nothing. (Family 6, model 167, other programs beside.)
+// level, where panels of 384 lie, 1,550 and two by two 1,940. So many rows of a pass while 96 steps
+// of b lie in the first (panel.inc), and sums begin as what they are added to: with all steps at
+// once and an epilogue behind them, linear layers by one piece had 0.9 of the speed, and 0.97 by
+// three. To ask for lines of a or c ahead changed nothing. Three pieces reach 2,900 from the first
+// level, 2,160 with 96 rows of c beside them (six products: 360 of float's). (Family 6, model 167,
+// other programs beside.)
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -7035,7 +7165,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -7056,53 +7186,153 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-/// Rows first ... first + rows - 1 of c [.., V vectors]. Reads 16 rows of a, whatever they hold.
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  // What was stored lies in memory before tiles read it, and after they are stored: g++ 12's
-  // intrinsics do not say that they touch it.
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+/// Tiles 0 to V - 1 += a chunk of a x V vectors of b.
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+/// Tile v += the first pieces of a, which stand in tiles 4 to 6, x a piece of b, in tile 7: all for
+/// its first one, one less for each that comes behind it. (A tile is named by a literal: g++ 12
+/// makes text of it.)
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+/// Tiles 0 to V - 1 += a chunk of a x V vectors of b, the smallest pieces of b first.
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+/// Tiles 0 to V - 1 = 16 rows of V vectors, `bytes` apart.
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+/// Whether nothing is done to sums but to begin with what they are added to.
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+/// Rows first ... first + rows - 1 of c [.., V vectors]. Reads 16 rows of a, whatever they hold.
+/// Whole tiles go straight to c, and begin with what they are added to. The rows of others go
+/// through a copy, for the same bits; and so does what is multiplied behind its sum.
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  // Whole tiles that stay as they are go straight to c.
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
+  // What was stored lies in memory before tiles read it, and after they are stored: g++ 12's
+  // intrinsics do not say that they touch it.
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -7126,7 +7356,17 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    // So many steps of b stay in the first cache while rows of a pass. Sums that are multiplied
+    // when they are done have all steps at once: where a range of keys begins, it begins a block.
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -7259,6 +7499,28 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+/// The same of elements that are no numbers, of which pieces lie `apart` from each other.
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 /// to [width, width] = from^T: from's rows lie `from_row` apart, to's `to_row`. (Not inlined:
 /// written out wherever it is used it was 3 % of a small program.)
 template <Scalar T, class U>
@@ -7296,9 +7558,10 @@ HEADWISE_STRICT_MATH_BEGIN
 
 /// The cache blocks. They depend on the type and the instruction set alone. Without fused
 /// multiply-adds every term is rounded twice: chains of 64 then lose as few digits as PyTorch does.
+/// In pieces 768 columns of 384 fill the second cache: linear layers had 0.9 of the speed.
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -7379,10 +7642,13 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
   return residues.none();
 }
 
-/// Sets what stands behind `count` elements in their last vector to 0; no tile reads further.
+/// Sets what stands behind `count` elements in their last vector to 0, in each of the pieces that
+/// lie `apart` from each other; no tile reads further.
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 /// One panel: rows first ... K - 1 of `count` columns of b, to [steps][Tile::columns], the rest of
@@ -7391,15 +7657,16 @@ template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -7410,9 +7677,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -7423,6 +7691,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -7433,24 +7702,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -7532,10 +7800,16 @@ struct Operand {
   Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
 };
 
-/// Elements of a dense copy of rows of N.
+/// Numbers of rows of N, whole vectors.
+template <class T>
+constexpr Index rows_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+/// Elements of a dense copy of them, as either operand.
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return rows * round_up(N, Tile<T>::width);
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 /// Whether no number of a copy [count, row] is infinite or NaN.
@@ -7554,21 +7828,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -7586,13 +7860,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 /// A copy of such a copy, rows r with keep(r) false as 0, whatever they hold.
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -7610,11 +7884,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -7632,10 +7907,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -7647,7 +7923,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -8178,7 +8455,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 /// A block of b as tiles read it, `size` being that of its product: packed, or where it lies if its
@@ -8305,7 +8582,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -10189,11 +10466,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -10411,7 +10689,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -10474,7 +10752,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -10707,8 +10985,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -11025,7 +11303,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 /// What is read of the tile behind this one, if it looks at these keys: masks, q, d_o and dq, and o
@@ -11179,8 +11457,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 /// Rows of q or d_o as both operands.
@@ -13880,18 +14158,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -13917,14 +14199,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -13933,7 +14215,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -13944,9 +14228,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -13985,7 +14269,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -14006,6 +14290,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -14303,8 +14664,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -14312,7 +14691,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -14506,7 +14885,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -14526,49 +14905,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -14589,7 +15060,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -14705,6 +15184,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -14737,7 +15237,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -14806,23 +15306,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -14831,9 +15334,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -14843,6 +15347,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -14853,24 +15358,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -14939,8 +15443,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -14956,21 +15465,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -14986,13 +15495,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -15008,11 +15517,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -15028,10 +15538,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -15043,7 +15554,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -15490,7 +16002,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -15601,7 +16113,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -17254,11 +17766,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -17444,7 +17957,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -17499,7 +18012,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -17709,8 +18222,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -17986,7 +18499,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -18117,8 +18630,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -20587,18 +21100,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -20624,14 +21141,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -20640,7 +21157,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -20651,9 +21170,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -20692,7 +21211,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -20713,6 +21232,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -21010,8 +21606,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -21019,7 +21633,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -21213,7 +21827,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -21233,49 +21847,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -21296,7 +22002,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -21412,6 +22126,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -21444,7 +22179,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -21513,23 +22248,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -21538,9 +22276,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -21550,6 +22289,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -21560,24 +22300,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -21646,8 +22385,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -21663,21 +22407,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -21693,13 +22437,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -21715,11 +22459,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -21735,10 +22480,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -21750,7 +22496,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -22197,7 +22944,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -22308,7 +23055,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -23961,11 +24708,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -24151,7 +24899,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -24206,7 +24954,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -24416,8 +25164,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -24693,7 +25441,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -24824,8 +25572,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -42381,18 +43129,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -42418,14 +43170,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -42434,7 +43186,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -42445,9 +43199,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -42486,7 +43240,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -42507,6 +43261,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -42804,8 +43635,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -42813,7 +43662,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -43007,7 +43856,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -43027,49 +43876,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -43090,7 +44031,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -43206,6 +44155,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -43238,7 +44208,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -43307,23 +44277,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -43332,9 +44305,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -43344,6 +44318,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -43354,24 +44329,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -43440,8 +44414,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -43457,21 +44436,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -43487,13 +44466,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -43509,11 +44488,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -43529,10 +44509,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -43544,7 +44525,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -43991,7 +44973,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -44102,7 +45084,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -45755,11 +46737,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -45945,7 +46928,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -46000,7 +46983,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -46210,8 +47193,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -46487,7 +47470,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -46618,8 +47601,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -47163,18 +48146,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -47200,14 +48187,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -47216,7 +48203,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -47227,9 +48216,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -47268,7 +48257,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -47289,6 +48278,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -47586,8 +48652,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -47595,7 +48679,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -47789,7 +48873,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -47809,49 +48893,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -47872,7 +49048,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -47988,6 +49172,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -48020,7 +49225,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -48089,23 +49294,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -48114,9 +49322,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -48126,6 +49335,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -48136,24 +49346,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -48222,8 +49431,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -48239,21 +49453,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -48269,13 +49483,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -48291,11 +49505,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -48311,10 +49526,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -48326,7 +49542,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -48773,7 +49990,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -48884,7 +50101,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -50537,11 +51754,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -50727,7 +51945,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -50782,7 +52000,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -50992,8 +52210,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -51269,7 +52487,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -51400,8 +52618,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -51941,18 +53159,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -51978,14 +53200,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -51994,7 +53216,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -52005,9 +53229,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -52046,7 +53270,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -52067,6 +53291,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -52364,8 +53665,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -52373,7 +53692,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -52567,7 +53886,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -52587,49 +53906,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -52650,7 +54061,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -52766,6 +54185,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -52798,7 +54238,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -52867,23 +54307,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -52892,9 +54335,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -52904,6 +54348,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -52914,24 +54359,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -53000,8 +54444,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -53017,21 +54466,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -53047,13 +54496,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -53069,11 +54518,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -53089,10 +54539,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -53104,7 +54555,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -53551,7 +55003,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -53662,7 +55114,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -55315,11 +56767,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -55505,7 +56958,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -55560,7 +57013,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -55770,8 +57223,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -56047,7 +57500,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -56178,8 +57631,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -56719,18 +58172,22 @@ struct Factor {
   using S = Simd<T>;
   using Element = T;
   using Vector = typename S::Vector;
-  static constexpr Index depth = 1;  // inner indices of an element
-  static constexpr Index chunk = 1;  // inner indices that are summed up together
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
 
   HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
   HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
-  HEADWISE_INLINE static void store(const Vector& x, Element* to) { S::store(x, to); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
   HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
     return S::fma(a, b, sum);
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
-    return number(0);
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
   }
   template <class F>
   HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
@@ -56756,14 +58213,14 @@ struct Factor {
 
 #if HEADWISE_ISA_PAIRS != 0
 
-template <>
-struct Factor<float> {
+struct BFloat16Factor {
   using S = Simd<float>;
   using Element = BFloat16Pair;
   using Vector = S::BitVector;
   using Numbers = S::Vector;
   static constexpr Index depth = 2;
-  static constexpr Index chunk = HEADWISE_ISA_PAIRS == 3 ? 32 : 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
   static constexpr int width = S::width;
 
   HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
@@ -56772,7 +58229,9 @@ struct Factor<float> {
     std::memcpy(&x, from, sizeof x);
     return x;
   }
-  HEADWISE_INLINE static void store(Vector x, Element* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
   HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
 #if HEADWISE_ISA_PAIRS >= 2
     return __builtin_bit_cast(
@@ -56783,9 +58242,9 @@ struct Factor<float> {
 #endif
   }
   template <class F>
-  HEADWISE_INLINE static Element element(const F& number) {
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
     const float one = number(0), two = number(1);
-    return {rounded(one) >> 16 | rounded(two)};
+    *to = {rounded(one) >> 16 | rounded(two)};
   }
   template <class F>
   HEADWISE_INLINE static Element kept(Element x, const F& keep) {
@@ -56824,7 +58283,7 @@ struct Factor<float> {
     return above - above;
   }
 
- private:
+ protected:
   HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
   HEADWISE_INLINE static Numbers second(Vector x) {
     return __builtin_bit_cast(Numbers, x & 0xffff0000u);
@@ -56845,6 +58304,83 @@ struct Factor<float> {
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
     return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
   }
 };
 
@@ -57142,8 +58678,26 @@ template <class T>
 using Element = typename Factor<T>::Element;
 
 template <class T>
-constexpr Index steps(Index K) {
+constexpr Index inner_elements(Index K) {
   return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
 template <class T>
 constexpr Index chunk_begin(Index k) {
@@ -57151,7 +58705,7 @@ constexpr Index chunk_begin(Index k) {
 }
 template <class T>
 constexpr Index step_of(Index k) {
-  return chunk_begin<T>(k) / Factor<T>::depth;
+  return steps<T>(chunk_begin<T>(k));
 }
 
 template <class T>
@@ -57345,7 +58899,7 @@ struct [[maybe_unused]] AmxScope {
   AmxScope() {}
 };
 
-#if HEADWISE_ISA_PAIRS == 3
+#if HEADWISE_ISA_PAIRS >= 3
 
 template <>
 struct AmxScope<float> {
@@ -57365,49 +58919,141 @@ struct AmxScope<float> {
   AmxScope& operator=(const AmxScope&) = delete;
 };
 
-template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index chunk = Factor<T>::chunk / Factor<T>::depth, columns = V * S::width;
-  alignas(64) T sums[std::size_t{16 * columns}];
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  asm volatile("" ::: "memory");
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
   _tile_zero(0);
   if constexpr (V > 1) _tile_zero(1);
   if constexpr (V > 2) _tile_zero(2);
   if constexpr (V > 3) _tile_zero(3);
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    _tile_loadd(4, a, a_bytes);
-    _tile_loadd(5, b, b_bytes);
-    _tile_dpbf16ps(0, 4, 5);
-    if constexpr (V > 1) {
-      _tile_loadd(6, b + S::width, b_bytes);
-      _tile_dpbf16ps(1, 4, 6);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
     }
-    if constexpr (V > 2) {
-      _tile_loadd(7, b + 2 * S::width, b_bytes);
-      _tile_dpbf16ps(2, 4, 7);
-    }
-    if constexpr (V > 3) {
-      _tile_loadd(5, b + 3 * S::width, b_bytes);
-      _tile_dpbf16ps(3, 4, 5);
-    }
-  }
-  const bool whole =
-      rows == 16 && panel.finish == Finish::assign && panel.alpha == T(1) && panel.bias == nullptr;
-  T* const to = whole ? panel.c + first * panel.c_row : sums;
-  const Index bytes = (whole ? panel.c_row : columns) * Index{sizeof(T)};
-  _tile_stored(0, to, bytes);
-  if constexpr (V > 1) _tile_stored(1, to + S::width, bytes);
-  if constexpr (V > 2) _tile_stored(2, to + 2 * S::width, bytes);
-  if constexpr (V > 3) _tile_stored(3, to + 3 * S::width, bytes);
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
   asm volatile("" ::: "memory");
-  for (Index m = 0; m < rows && !whole; ++m) {
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(sums + m * columns + v * S::width);
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
     });
     finish_tile<T, 1, V>(panel, first + m, sum);
   }
@@ -57428,7 +59074,15 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T, int V>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(panel, m, std::min<Index>(16, M - m));
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -57544,6 +59198,27 @@ HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line)
   unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
 }
 
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
 template <Scalar T, class U>
 [[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
   store_transposed_lines<T, Simd<T>>(
@@ -57576,7 +59251,7 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct GemmBlocks {
-  static constexpr Index k = HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
   static constexpr Index m = 192;
   static constexpr Index packed_m = 96;  // rows of a that are copied together
   static constexpr Index few_k = 16;     // so few columns of it are read where they lie
@@ -57645,23 +59320,26 @@ bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
 }
 
 template <Scalar T>
-HEADWISE_INLINE void end_vector(Element<T>* row, Index count) {
-  for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
 }
 
 template <Scalar T, class Keep>
 void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
                 const Keep& keep) {
   constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(K); ++step) {
-    Element<T>* const to = packed + step * columns;
-    const Index k = step * depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
     bool kept[std::size_t{depth}];
     for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
     for (Index n = 0; n < count; ++n) {
-      to[n] = Factor<T>::element([&](Index t) { return kept[t] ? b(k + t, n) : T(0); });
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -57670,9 +59348,10 @@ Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
   Index k = 0;
-  for (; k + F::depth <= K; k += F::depth, from += F::depth * row, packed += columns) {
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      F::store(F::load_rows(from + v * width, row), packed + v * width);
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
     });
   }
   return k;
@@ -57682,6 +59361,7 @@ template <Scalar T>
 void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
   using F = Factor<T>;
   constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
   const Index whole_k = K / square * square, whole_n = count / width * width;
   if constexpr (F::depth == 1) {
     for (Index k = 0; k < whole_k && whole_n < count; k += width) {
@@ -57692,24 +59372,23 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
   for (Index n = 0; n < whole_n; n += width) {
     prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
     for (Index k = 0; k < whole_k; k += square) {
-      Element<T>* const to = packed + k / F::depth * columns + n;
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
       if constexpr (F::depth == 1) {
         transpose_square<T>(from + n * column + k, column, to, columns);
       } else {
-        store_transposed_lines<T, F>(to, columns, [&](auto r) HEADWISE_ALWAYS_INLINE {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
           return F::load_steps(from + (n + r) * column + k);
         });
       }
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index step = squares_only ? whole_k / F::depth : 0; step < steps<T>(K); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* const to = packed + step * columns;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
-      to[n] = F::element([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); });
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
-    end_vector<T>(to, count);
+    end_vector<T>(to, count, apart);
   }
 }
 
@@ -57778,8 +59457,13 @@ struct Operand {
 };
 
 template <class T>
-constexpr Index copied_size(Index rows, Index N) {
+constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -57795,21 +59479,21 @@ template <class T, class U>
 Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(N, width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
-    const Index k = step * F::depth;
-    Element<T>* out = to + step * row;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
       for (; n + width <= N; n += width) {
-        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n);
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
     }
     for (; n < row; ++n) {
-      out[n] = F::element([&](Index t) {
+      const auto number = [&](Index t) {
         return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
-      });
+      };
+      F::put(number, out + n, apart);
     }
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
@@ -57825,13 +59509,13 @@ Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, 
 }
 template <class T, class Keep>
 Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
-  constexpr Index depth = Factor<T>::depth;
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
   const Index row = round_up(N, Tile<T>::width);
-  for (Index step = 0; step < steps<T>(rows); ++step) {
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
     for (Index n = 0; n < row; ++n) {
-      const auto counts = [&](Index t) {
-        return n < N && step * depth + t < rows && keep(step * depth + t);
-      };
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
       const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
       to[step * row + n] = Factor<T>::kept(x, counts);
     }
@@ -57847,11 +59531,12 @@ HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
 template <class T, class U>
 void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
   constexpr Index depth = Factor<T>::depth;
-  for (Index step = first / depth; step < steps<T>(N); ++step) {
-    to[step] = Factor<T>::element([&](Index t) {
-      const Index n = step * depth + t;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
       return n < N ? element_as<T>(from[n * column]) : T(0);
-    });
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
   }
 }
 
@@ -57867,10 +59552,11 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
       if constexpr (F::depth == 1) {
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
-        Element<T>* const element = to + m * row + n / F::depth;
-        store_transposed_lines<T, F>(element, row, [&](auto r) HEADWISE_ALWAYS_INLINE {
-          return F::load_rows(from + r * F::depth * a.column, a.column);
-        });
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -57882,7 +59568,8 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
     Index n = 0;
     prefetch_next<1>(a, m + rows_ahead, rows, N);
     for (; a.column == 1 && n < whole; n += square) {
-      F::store(F::load_steps(from + n), to + m * row + n / F::depth);
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
     }
     copy_left_row<T>(from, a.column, n, N, to + m * row);
   }
@@ -58329,7 +60016,7 @@ std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
       run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
     }
   }
-  return std::int64_t{size.M} * round_up(size.N, width) * K * Factor<T>::depth;
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
 }
 
 template <class T, class Keep>
@@ -58440,7 +60127,7 @@ void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matr
 template <class T>
 std::int64_t executed_gemm_flops(const Extents& size) {
   const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
-  return (std::int64_t{2} * steps<T>(size.K) * Factor<T>::depth + joins) * size.M *
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
          round_up(size.N, Tile<T>::width);
 }
 
@@ -60093,11 +61780,12 @@ struct ForwardScratch {
   constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
       : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
         s(memory.take(Sizes::keys * Sizes::lanes)),
-        p(elements<T>(memory.take(Factor<T>::depth == 1 ? 0 : Sizes::keys * Sizes::lanes))),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
         k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
         v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
         rows(memory.take(
-            std::max<Index>(copied_size<T>(Sizes::keys, dv), copied_size<T>(Sizes::lanes, d)))),
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
         kept(elements<T>(rows)),
         context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
         factors(memory.take(Sizes::keys)),
@@ -60283,7 +61971,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
                  {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
-    count += n * size * d * Factor<T>::depth;
+    count += n * size * terms_of<T>(d);
   }
   return count;
 }
@@ -60338,7 +62026,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
         {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
-    count += n * vectors * width * inner * Factor<T>::depth;
+    count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
@@ -60548,8 +62236,8 @@ struct BackwardScratch {
         kept(elements<T>(memory.take(
             std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
         left(elements<T>(memory.take(left_size(d, width_v)))),
-        dk(memory.take(copied_size<T>(keys, d))),
-        dv(memory.take(copied_size<T>(keys, width_v))) {}
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
@@ -60825,7 +62513,7 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
                     buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
-  return n * seen.size() * (d + dv) * Factor<T>::depth;
+  return n * seen.size() * terms_of<T>(d + dv);
 }
 
 template <class T>
@@ -60956,8 +62644,8 @@ void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scrat
   *buffers.k_finite = k.finite ? T(1) : T(0);
   pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
   pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
-  set_zero<T>(buffers.dk, copied_size<T>(n, head.d));
-  set_zero<T>(buffers.dv, copied_size<T>(n, head.dv));
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
 }
 
 template <class T>
@@ -61149,6 +62837,10090 @@ Products bf16_products(Bf16Unit unit = bf16_unit()) {
   require(is_supported(unit), "bf16_products", "the unit is ", name_of(unit),
           ", which this processor does not have");
   return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
+// headwise/kernels/split_kernels.hpp
+// The kernels whose products multiply floats in pieces of bf16, by AMX: compiled only where a
+// program asks for them.
+
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+HEADWISE_REGION(HEADWISE_AMX)
+#define HEADWISE_ISA amx_two_pieces
+#define HEADWISE_ISA_BYTES 64
+#define HEADWISE_ISA_PAIRS 4
+
+// headwise/kernels/bf16.inc
+// headwise/kernels/products.inc
+// headwise/simd/vector.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Simd {
+  using Vector = T;
+  using Int = std::int64_t;
+  using IntVector = Int;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x; }
+  HEADWISE_INLINE static IntVector lane_numbers() { return 0; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
+  HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    return a * b + c;
+  }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static IntVector within(Int x, Int begin, Int end) {
+    return x >= begin && x < end;
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static bool any(IntVector a) { return a != 0; }
+  HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+requires vectorised<T>
+struct Simd<T> {
+  static constexpr int width = HEADWISE_ISA_BYTES / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  typedef std::uint8_t ByteVector __attribute__((vector_size(HEADWISE_ISA_BYTES / sizeof(T))));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x - IntVector{}; }
+  HEADWISE_INLINE static IntVector lane_numbers() {
+    Int numbers[std::size_t{width}];
+    for (int i = 0; i < width; ++i) numbers[i] = i;
+    return load_ints(numbers);
+  }
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) {
+    IntVector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
+    typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+    using Word = std::conditional_t<width >= 8, std::uint64_t,
+                                    std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
+    typedef Word Words __attribute__((vector_size(16)));
+    Words words{};
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
+      Word word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
+    }
+    auto x = __builtin_bit_cast(Bytes, words);
+#if HEADWISE_ISA_BYTES == 64
+    const auto bytes = __builtin_bit_cast(__m128i, x);
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(IntVector, _mm512_maskz_cvtepu8_epi32(0xFFFF, bytes));
+    } else {
+      return __builtin_bit_cast(IntVector, _mm512_maskz_cvtepu8_epi64(0xFF, bytes));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    const auto bytes = __builtin_bit_cast(__m128i, x);
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi32(bytes));
+    } else {
+      return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
+    }
+#else
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
+    if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
+#endif
+  }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
+    const ByteVector bytes = __builtin_convertvector(x, ByteVector);
+    std::memcpy(to, &bytes, sizeof bytes);
+  }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
+  HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_ps(__builtin_bit_cast(__m512, a), __builtin_bit_cast(__m512, b),
+                                  __builtin_bit_cast(__m512, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_pd(__builtin_bit_cast(__m512d, a), __builtin_bit_cast(__m512d, b),
+                                  __builtin_bit_cast(__m512d, c)));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_ps(__builtin_bit_cast(__m256, a), __builtin_bit_cast(__m256, b),
+                                  __builtin_bit_cast(__m256, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_pd(__builtin_bit_cast(__m256d, a), __builtin_bit_cast(__m256d, b),
+                                  __builtin_bit_cast(__m256d, c)));
+    }
+#else
+    return a * b + c;
+#endif
+  }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_ps(0xFFFF, __builtin_bit_cast(__m512, b),
+                                                            __builtin_bit_cast(__m512, a)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_pd(0xFF, __builtin_bit_cast(__m512d, b),
+                                                            __builtin_bit_cast(__m512d, a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+  }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
+  HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
+    return (x >= begin) & (x < end);
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static bool any(IntVector a) {
+#if HEADWISE_ISA_BYTES == 64
+    const auto bits = __builtin_bit_cast(__m512i, a);
+    return _mm512_test_epi32_mask(bits, bits) != 0;
+#elif HEADWISE_ISA_BYTES == 32
+    const auto bits = __builtin_bit_cast(__m256i, a);
+    return _mm256_testz_si256(bits, bits) == 0;
+#else
+    std::uint64_t words[HEADWISE_ISA_BYTES / 8], all = 0;
+    std::memcpy(words, &a, sizeof words);
+    for (const std::uint64_t word : words) all |= word;
+    return all != 0;
+#endif
+  }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
+  if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, float>) {
+    return __builtin_fmaf(a, b, c);
+  } else if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, double>) {
+    return __builtin_fma(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/float16.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector from_fp16_bits(typename Simd<T>::BitVector half) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto in = __builtin_bit_cast(IntVector, half);
+  const IntVector exponents = S::broadcast_int(0x0f800000), rebias = S::broadcast_int(0x38000000);
+  const IntVector magnitude = (in & S::broadcast_int(0x7fff)) << 13;
+  const IntVector exponent = magnitude & exponents, sign = (in & S::broadcast_int(0x8000)) << 16;
+  const IntVector normal = magnitude + rebias;
+  const IntVector endless = normal + rebias;  // infinity and NaN
+  const auto tiny = __builtin_bit_cast(Vector, normal + S::broadcast_int(0x00800000)) -
+                    __builtin_bit_cast(Vector, S::broadcast_int(0x38800000));
+  const IntVector is_tiny = exponent == IntVector{}, is_endless = exponent == exponents;
+  const IntVector chosen = (is_tiny & __builtin_bit_cast(IntVector, tiny)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(Vector, chosen | sign);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector load_halves(const void* from) {
+  using BitVector = typename Simd<T>::BitVector;
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(BitVector,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, bits)));
+#elif HEADWISE_ISA_BYTES == 32
+  return __builtin_bit_cast(BitVector, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, bits)));
+#else
+  return __builtin_convertvector(bits, BitVector);
+#endif
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
+  using S = Simd<T>;
+  if constexpr (std::same_as<T, U>) {
+    return S::load(from);
+  } else {
+    static_assert(std::same_as<T, float>);
+    if constexpr (std::same_as<U, BFloat16>) {
+      return __builtin_bit_cast(typename S::Vector, load_halves<T>(from) << 16);
+    } else {
+#if HEADWISE_ISA_BYTES == 64
+      __m256i bits;
+      std::memcpy(&bits, from, sizeof bits);
+      return __builtin_bit_cast(typename S::Vector, _mm512_maskz_cvtph_ps(0xFFFF, bits));
+#else
+      return from_fp16_bits<T>(load_halves<T>(from));
+#endif
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE T element_as(const U& x) {
+  if constexpr (std::same_as<T, U>) {
+    return x;
+  } else {
+    return convert_float<T>(x);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/factor.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Factor {
+  using S = Simd<T>;
+  using Element = T;
+  using Vector = typename S::Vector;
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
+
+  HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
+  HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
+  HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
+    return S::fma(a, b, sum);
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
+  }
+  template <class F>
+  HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
+    return keep(0) ? x : T(0);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_rows(const U* from, Index) {
+    return load_as<T>(from);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_steps(const U* from) {
+    return load_as<T>(from);
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+  HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
+  HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
+    return x - x;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS != 0
+
+struct BFloat16Factor {
+  using S = Simd<float>;
+  using Element = BFloat16Pair;
+  using Vector = S::BitVector;
+  using Numbers = S::Vector;
+  static constexpr Index depth = 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
+  static constexpr int width = S::width;
+
+  HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
+  HEADWISE_INLINE static Vector load(const Element* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
+  HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
+#if HEADWISE_ISA_PAIRS >= 2
+    return __builtin_bit_cast(
+        Numbers, _mm512_dpbf16_ps(__builtin_bit_cast(__m512, sum), __builtin_bit_cast(__m512bh, a),
+                                  __builtin_bit_cast(__m512bh, b)));
+#else
+    return S::fma(first(a), first(b), S::fma(second(a), second(b), sum));
+#endif
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    const float one = number(0), two = number(1);
+    *to = {rounded(one) >> 16 | rounded(two)};
+  }
+  template <class F>
+  HEADWISE_INLINE static Element kept(Element x, const F& keep) {
+    return {x.bits & ((keep(0) ? 0xffffu : 0u) | (keep(1) ? 0xffff0000u : 0u))};
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
+    return join(load_as<float>(from), load_as<float>(from + row));
+  }
+  HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
+    return rounded(one) >> 16 | rounded(two);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_steps(const U* from) {
+    const Numbers low = load_as<float>(from), high = load_as<float>(from + width);
+#if HEADWISE_ISA_PAIRS >= 2
+    return __builtin_bit_cast(Vector, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, high),
+                                                          __builtin_bit_cast(__m512, low)));
+#else
+    return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+      return join(__builtin_shufflevector(low, high, (2 * n)...),
+                  __builtin_shufflevector(low, high, (2 * n + 1)...));
+    }
+    (std::make_integer_sequence<int, width>());
+#endif
+  }
+  HEADWISE_INLINE static Numbers read_number(Numbers x) {
+    return __builtin_bit_cast(Numbers, rounded(x));
+  }
+  HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers residue(Vector x) {
+    return (first(x) - first(x)) + (second(x) - second(x));
+  }
+  HEADWISE_INLINE static Numbers residue_of_numbers(Numbers x) {
+    const Numbers above = x + x * S::broadcast(0x1p-8f);
+    return above - above;
+  }
+
+ protected:
+  HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
+  HEADWISE_INLINE static Numbers second(Vector x) {
+    return __builtin_bit_cast(Numbers, x & 0xffff0000u);
+  }
+  HEADWISE_INLINE static Vector rounded(Numbers x) {
+#if HEADWISE_ISA_PAIRS >= 2
+    const auto halves = _mm512_cvtneps_pbh(__builtin_bit_cast(__m512, x));
+    return __builtin_bit_cast(
+               Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
+           << 16;
+#else
+    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
+    const auto is_nan = __builtin_bit_cast(
+        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
+    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+#endif
+  }
+  HEADWISE_INLINE static std::uint32_t rounded(float x) {
+    return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
+  }
+};
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/exp.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, std::size_t count>
+HEADWISE_INLINE typename Simd<T>::Vector polynomial(const T (&coefficients)[count],
+                                                    typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  auto sum = S::broadcast(coefficients[count - 1]);
+  unrolled<static_cast<int>(count) - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+    sum = S::fma(sum, x, S::broadcast(coefficients[count - 2 - std::size_t{n}]));
+  });
+  return sum;
+}
+
+template <Scalar T>
+T weight_unit() {
+  if constexpr (vectorised<T>) return std::numbers::log2e_v<T>;
+  return T(1);
+}
+
+template <Scalar T, bool flows = false>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
+#if HEADWISE_ISA_BYTES == 64
+    using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, lowest);
+    if constexpr (sizeof(T) == 4) {
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+    } else {
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+    }
+#else
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector shifted = x + C::shift;
+    const Vector f = x - (shifted - C::shift);
+    const Vector scale =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  Index n = 0;
+  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
+  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
+  S::store(weight_of<T>(S::load(part)), part);
+  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tails.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector leading(
+    const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits mask = static_cast<Bits>(~Bits{0}) << Exp2Constants<T>::low_bits;
+  return __builtin_bit_cast(typename S::Vector,
+                            __builtin_bit_cast(typename S::BitVector, x) & mask);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
+    const typename Simd<T>::Vector& x, T bound) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+  const auto below =
+      __builtin_bit_cast(typename S::Vector, __builtin_bit_cast(typename S::BitVector, x) | sign);
+  return S::greater(below, S::broadcast(-bound));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+  using Vector = typename S::Vector;
+  const Vector whole = high * C::log2e_high;
+  const Vector part = S::fma(low, S::broadcast(std::numbers::log2e_v<T>), high * C::log2e_low);
+  const Vector shifted = (whole + part) + C::shift;
+  const Vector n = shifted - C::shift;
+  const Vector f = (whole - n) + part;
+#if HEADWISE_ISA_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512, n)));
+  } else {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512d, n)));
+  }
+#else
+  using BitVector = typename S::BitVector;
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(high, x - high);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
+    const typename Simd<T>::Vector& x) {
+  using C = NormalConstants<T>;
+  return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tanh.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    return hyperbolic_tangent(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector y =
+        below_zero<T>(x, LogisticConstants<T>::tanh_bound) * (2 * std::numbers::log2e_v<T>);
+    const Vector shifted = y + C::shift;
+    const Vector f = y - (shifted - C::shift);
+    const Vector power =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    constexpr int last = static_cast<int>(std::size(C::terms)) - 1;
+    Vector sum = S::broadcast(C::terms[last]);
+    unrolled<last - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(sum, f, S::broadcast(C::terms[std::size_t{last - 1 - n}]));
+    });
+    const Vector m = S::fma(power, f * sum, power - T(1));
+    const Vector below = m / (m + T(2));
+    return S::select(x < S::zero(), below, S::zero() - below);
+  }
+}
+
+template <Scalar T>
+void tanhs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
+    S::store(tanh_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/kernels/tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+using simd::HEADWISE_ISA::element_as;
+using simd::HEADWISE_ISA::Factor;
+using simd::HEADWISE_ISA::load_as;
+using simd::HEADWISE_ISA::Simd;
+using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
+
+template <class T>
+struct Tile {
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
+  static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index columns = vectors * width;
+};
+
+template <class T>
+using Element = typename Factor<T>::Element;
+
+template <class T>
+constexpr Index inner_elements(Index K) {
+  return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
+}
+template <class T>
+constexpr Index chunk_begin(Index k) {
+  return k / Factor<T>::chunk * Factor<T>::chunk;
+}
+template <class T>
+constexpr Index step_of(Index k) {
+  return steps<T>(chunk_begin<T>(k));
+}
+
+template <class T>
+HEADWISE_INLINE constexpr Element<T>* elements(T* x) {
+  if constexpr (std::same_as<Element<T>, T>) {
+    return x;
+  } else {
+    static_assert(sizeof(Element<T>) == sizeof(T));
+    return reinterpret_cast<Element<T>*>(x);
+  }
+}
+
+template <class T>
+void set_zero(T* x, Index count) {
+  using S = Simd<T>;
+  for (Index n = 0; n < count; n += S::width) S::store(S::zero(), x + n);
+}
+
+template <class T>
+struct Walk {
+  const Element<T>* data;
+  Index row;                         // of a: from one row of the result to the next within a tile
+  Index step;                        // from one step of inner indices to the next
+  Index tile = Tile<T>::rows * row;  // of a: from one tile's first row to the next one's
+};
+
+enum class Finish {
+  assign,   // c = alpha sum + bias
+  add,      // c = c + alpha sum
+  rescale,  // c = factor_m c + sum
+};
+
+template <class T>
+struct TileStore {
+  T* c;
+  Index row;
+  Finish finish = Finish::assign;
+  T alpha = T(1);
+  const T* bias = nullptr;    // [columns]
+  const T* factor = nullptr;  // [rows]
+};
+
+template <class T>
+struct Panel {
+  const Element<T>* a;
+  const Element<T>* b;
+  T* c;
+  Index a_row, b_step, c_row, a_step, a_tile;
+  const T* bias;
+  Index K;
+  const T* factor;
+  Finish finish;
+  T alpha;
+
+  HEADWISE_INLINE Panel(const Walk<T>& left, const Walk<T>& right, Index steps,
+                        const TileStore<T>& to)
+      : a(left.data),
+        b(right.data),
+        c(to.c),
+        a_row(left.row),
+        b_step(right.step),
+        c_row(to.row),
+        a_step(left.step),
+        a_tile(left.tile),
+        bias(to.bias),
+        K(steps),
+        factor(to.factor),
+        finish(to.finish),
+        alpha(to.alpha) {}
+};
+
+template <class T, int M, int V>
+HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
+                                 typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  using S = Simd<T>;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
+  if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
+    });
+    return;
+  }
+  if (panel.alpha != T(1)) {
+    const auto alpha = S::broadcast(panel.alpha);
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+  }
+  if (panel.finish == Finish::add) {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
+    return;
+  }
+  if (panel.bias != nullptr) {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
+    });
+  }
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * row + v * S::width);
+  });
+}
+
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
+  using F = Factor<T>;
+  typename F::Vector in_b[std::size_t{V}];
+  unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    const auto x = F::broadcast(a_of(m));
+    unrolled<V>([&](auto v)
+                    HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
+  });
+}
+
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return 4 * fours;
+}
+
+template <class T, int M, int V>
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  if (panel.finish == Finish::add) {
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
+  }
+  const Element<T>* b = panel.b;
+  Index k = 0;
+  if constexpr (M >= 4 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
+  }
+  for (; k < panel.K; ++k) {
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
+  }
+  finish_tile<T, M, V>(panel, first, sum);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/amx_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
+};
+
+#if HEADWISE_ISA_PAIRS >= 3
+
+template <>
+struct AmxScope<float> {
+  struct Layout {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+
+  AmxScope() {
+    const Layout layout;
+    asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
+    _tile_loadconfig(&layout);
+  }
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
+};
+
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
+  _tile_zero(0);
+  if constexpr (V > 1) _tile_zero(1);
+  if constexpr (V > 2) _tile_zero(2);
+  if constexpr (V > 3) _tile_zero(3);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
+    }
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
+  asm volatile("" ::: "memory");
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
+    typename S::Vector sum[1][std::size_t{V}];
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
+    });
+    finish_tile<T, 1, V>(panel, first + m, sum);
+  }
+}
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/panel.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, int V>
+void run_rows(const Panel<T>& panel, Index M) {
+  if constexpr (Tile<T>::rows == 16) {
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
+  } else {
+    Index m = 0;
+    const Element<T>* a = panel.a;
+    if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+      }
+      const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
+    }
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
+  }
+}
+
+template <class T>
+void run_panel(const Panel<T>& panel, Index M, Index vectors) {
+  if constexpr (Tile<T>::vectors == 4) {
+    if (vectors == 4) return run_rows<T, 4>(panel, M);
+    if (vectors == 3) return run_rows<T, 3>(panel, M);
+  }
+  if (vectors == 2) return run_rows<T, 2>(panel, M);
+  if (vectors == 1) run_rows<T, 1>(panel, M);
+}
+template <class T>
+HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
+                               const TileStore<T>& to) {
+  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/transpose.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+
+template <Scalar T, class Vector>
+HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+        exchange_squares(c, c + lane);
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
+  }
+}
+
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
+template <Scalar T, class U>
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
+}
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/pack.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index few_k = 16;     // so few columns of it are read where they lie
+  static constexpr Index n = 768;
+};
+
+template <class U, int level = 2>
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
+  if (b.column != 1) return;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, level);
+  }
+}
+
+inline constexpr Index rows_ahead = 8;
+template <int count, class U>
+HEADWISE_INLINE void prefetch_next(const Matrix<const U>& b, Index first, Index rows, Index N) {
+  if (first + count <= rows) prefetch_rows<U, 3>(b.from(first, 0), count, N);
+}
+
+template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+  using S = Simd<T>;
+  Residues<T> residues;
+  T rest[std::size_t{S::width}];
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = x.data + i * x.row;
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
+    }
+  }
+  return residues.none();
+}
+
+template <Scalar T>
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
+}
+
+template <Scalar T, class Keep>
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
+                const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
+    for (Index n = 0; n < count; ++n) {
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
+    }
+    end_vector<T>(to, count, apart);
+  }
+}
+
+template <Scalar T>
+Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
+  using F = Factor<T>;
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  Index k = 0;
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
+    });
+  }
+  return k;
+}
+
+template <Scalar T>
+void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
+  using F = Factor<T>;
+  constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
+  for (Index n = 0; n < whole_n; n += width) {
+    prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
+    for (Index k = 0; k < whole_k; k += square) {
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
+        });
+      }
+    }
+  }
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+    for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
+    }
+    end_vector<T>(to, count, apart);
+  }
+}
+
+template <Scalar T>
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
+  constexpr Index columns = Tile<T>::columns;
+  const auto every = [](Index) { return true; };
+  for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
+    const Index count = std::min<Index>(columns, N - n);
+    const auto panel = b.from(0, n);
+    if (b.column == 1 && count == columns) {
+      const Index k = pack_rows<T>(panel.data, b.row, K, packed);
+      pack_panel<T>(panel, k, K, count, packed, every);
+    } else if (b.row == 1) {
+      pack_columns<T>(panel.data, b.column, K, count, packed);
+    } else {
+      pack_panel<T>(panel, 0, K, count, packed, every);
+    }
+  }
+}
+template <Scalar T, class Keep>
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
+    pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
+  }
+}
+
+template <Scalar T>
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
+  constexpr Index rows = Tile<T>::rows, ahead = 16;
+  const Index whole = M / rows * rows;
+  for (Index k = 0; k < K; ++k) {
+    const T* const from = a.data + k * a.column;
+    T* const to = packed + k * rows;
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
+    for (Index m = 0; m < whole; m += rows) {
+      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
+    }
+    std::copy_n(from + whole, M - whole, to + whole * K);
+  }
+  return {packed, 1, rows, rows * K};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/copy_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct Operand {
+  const Element<T>* data;
+  Index step;   // from step to step
+  Index panel;  // 1 in place; the steps of a panel where packed
+  bool finite;  // no infinity, no NaN; or nobody asks
+
+  Walk<T> walk(Index n, Index row = 0) const {
+    return {data + n * panel + step_of<T>(row) * step, 0, step};
+  }
+  Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
+};
+
+template <class T>
+constexpr Index rows_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+}
+
+template <class T>
+bool elements_finite(const Element<T>* x, Index count, Index row) {
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
+}
+
+template <class T, class U>
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
+  using F = Factor<T>;
+  constexpr Index width = Tile<T>::width;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+    Index n = 0;
+    if (b.column == 1 && k + F::depth <= rows) {
+      prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
+      for (; n + width <= N; n += width) {
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
+      }
+    }
+    for (; n < row; ++n) {
+      const auto number = [&](Index t) {
+        return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
+      };
+      F::put(number, out + n, apart);
+    }
+  }
+  return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
+}
+template <class T, class U>
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
+template <class T, class Keep>
+Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
+  const Index row = round_up(N, Tile<T>::width);
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
+    for (Index n = 0; n < row; ++n) {
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
+      const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
+      to[step * row + n] = Factor<T>::kept(x, counts);
+    }
+  }
+  return {to, row, 1, true};
+}
+
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
+  return {a.data, a.row, a.column};
+}
+
+template <class T, class U>
+void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
+  constexpr Index depth = Factor<T>::depth;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
+      return n < N ? element_as<T>(from[n * column]) : T(0);
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
+  }
+}
+
+template <class T, class U>
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
+  using F = Factor<T>;
+  constexpr Index width = Tile<T>::width, square = width * F::depth;
+  const Index row = steps<T>(N), whole = N / square * square;
+  Index m = 0;
+  for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
+    for (Index n = 0; n < whole; n += square) {
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
+      }
+    }
+    for (Index r = m; r < m + width; ++r) {
+      copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
+    }
+  }
+  for (; m < rows; ++m) {
+    const U* from = a.data + m * a.row;
+    Index n = 0;
+    prefetch_next<1>(a, m + rows_ahead, rows, N);
+    for (; a.column == 1 && n < whole; n += square) {
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
+    }
+    copy_left_row<T>(from, a.column, n, N, to + m * row);
+  }
+  return {to, row, 1};
+}
+template <class T, class U>
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    return {copy.data, copy.step, 1};
+  } else {
+    return copy_left<T>(a, rows, N, to);
+  }
+}
+template <class T>
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    return a;
+  } else {
+    return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
+    if (x.column == 1) {
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/thin_gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{most}];
+      for (Index m = 0; m < size.M; ++m) {
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/swapped_gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  constexpr Index width = Tile<T>::width;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
+  if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
+  if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
+  const Index idle = round_up(size.M, width) - size.M;
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
+}
+
+template <Scalar T>
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
+  constexpr Index width = Tile<T>::width;
+  const bool dense = c.column == 1;
+  const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
+  for (Index n = 0; n < whole_n; n += width) {
+    for (Index m = 0; m < whole_m; m += width) {
+      transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
+    }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
+  }
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
+  }
+}
+
+template <Scalar T>
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
+  const Index vectors = (size.M + width - 1) / width, row = vectors * width;
+  T* const a_t = scratch;                                                     // [K, columns]
+  T* const c_t = a_t + padded<T>(std::min<Index>(size.K, most_k) * columns);  // [N, row]
+  const Index most_n = (room - (c_t - a_t)) / row;
+  for (Index n = 0; n < size.N; n += most_n) {
+    const Index N = std::min<Index>(most_n, size.N - n);
+    for (Index k = 0; k < size.K; k += most_k) {
+      const Index K = std::min<Index>(most_k, size.K - k);
+      pack<T>(a.from(0, k).transposed(), K, size.M, a_t);
+      const auto b_t = b.from(k, n).transposed();
+      const Finish finish = k == 0 ? Finish::assign : Finish::add;
+      run_panel<T>({b_t.data, b_t.row, b_t.column}, {a_t, 0, columns}, N, vectors, K,
+                   {c_t, row, finish, alpha});
+    }
+    store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct KeepAll {};
+
+template <class T>
+constexpr Index packed_size(Index K, Index N) {
+  return steps<T>(K) * round_up(N, Tile<T>::columns);
+}
+
+template <class T>
+constexpr Index gemm_scratch(const Extents& size) {
+  using Blocks = GemmBlocks<T>;
+  const Index K = std::min<Index>(size.K, Blocks::k);
+  const Index rows = round_up(std::min<Index>(size.M, Blocks::packed_m), Tile<T>::rows);
+  return padded<T>(packed_size<T>(K, std::min<Index>(size.N, Blocks::n))) +
+         padded<T>(rows * steps<T>(K));
+}
+
+template <class T>
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
+              const TileStore<T>& store) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
+  T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
+  TileStore<T> to = store;
+  to.c = part;
+  to.row = columns;
+  for (Index n = 0; store.bias != nullptr && n < count; ++n) bias[n] = store.bias[n];
+  if (store.bias != nullptr) to.bias = bias;
+  for (Index m = 0; m < M; m += rows) {
+    const Index these = std::min<Index>(rows, M - m);
+    for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
+      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
+      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+    }
+    run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
+                 K, to);
+    for (Index r = 0; r < these; ++r) {
+      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+    }
+  }
+}
+
+template <class T>
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  const Index K = steps<T>(size.K);
+  for (Index n = 0; n < size.N; n += columns) {
+    const Index count = std::min<Index>(columns, size.N - n);
+    const auto to = c.from(0, n);
+    const TileStore<T> store{to.data,
+                             to.row,
+                             epilogue.accumulate ? Finish::add : Finish::assign,
+                             epilogue.alpha,
+                             epilogue.bias == nullptr ? nullptr : epilogue.bias + n,
+                             nullptr};
+    if (c.column == 1 && count % width == 0) {
+      run_panel<T>(a, b.walk(n), size.M, count / width, K, store);
+    } else {
+      run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
+    }
+  }
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
+}
+
+template <class T, class Keep>
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
+  constexpr Index few = 4 * Tile<T>::rows;
+  if constexpr (std::same_as<Keep, KeepAll>) {
+    if constexpr (Factor<T>::depth == 1) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+        return {b.data, b.row, 1, true};
+      }
+    }
+    pack<T>(b, size.K, size.N, scratch);
+  } else {
+    pack_kept<T>(b, size.K, size.N, scratch, [&](Index row) { return keep(first + row); });
+  }
+  return {scratch, Tile<T>::columns, steps<T>(size.K), true};
+}
+
+template <class T>
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
+  if constexpr (Factor<T>::depth > 1) {
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
+  } else {
+    if (across) return pack_left<T>(a, M, K, scratch);
+    return {a.data, a.row, a.column};
+  }
+}
+
+template <class T>
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
+  using Blocks = GemmBlocks<T>;
+  const bool across =
+      a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
+  const bool copied = across || Factor<T>::depth > 1;
+  const Index step = copied ? Blocks::packed_m : Blocks::m;
+  for (Index m = 0; m < size.M; m += step) {
+    const Index M = std::min<Index>(step, size.M - m);
+    const Walk<T> left = left_block<T>(a.from(m, 0), M, size.K, across, scratch);
+    multiply<T>(left, b, c.from(m, 0), {M, size.N, size.K}, epilogue);
+  }
+}
+
+template <class T, class Keep>
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+  using Blocks = GemmBlocks<T>;
+  const AmxScope<T> amx;
+  for (Index n = 0; n < size.N; n += Blocks::n) {
+    const Index N = std::min<Index>(Blocks::n, size.N - n);
+    for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
+      const Index K = std::min<Index>(Blocks::k, size.K - k);
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) here.accumulate = true;
+      Element<T>* const packed = elements<T>(scratch);
+      const Operand<T> block = right_block<T>(b.from(k, n), {size.M, N, K}, packed, k, keep);
+      Element<T>* const behind = packed + padded<T>(packed_size<T>(K, N));
+      multiply_blocks<T>(a.from(0, k), block, c.from(0, n), {size.M, N, K}, here, behind);
+    }
+  }
+}
+template <Scalar T>
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
+template <class T>
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
+  if constexpr (Factor<T>::depth == 1) {
+    if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
+      if (swaps<T>(b, size, epilogue)) {
+        return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
+      }
+    }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
+  gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
+}
+
+template <class T, class Sees>
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
+  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+  for (Index m = 0; m < size.M; ++m) {
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
+  }
+}
+
+template <class T>
+std::int64_t executed_gemm_flops(const Extents& size) {
+  const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
+         round_up(size.N, Tile<T>::width);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct Piece {
+  static constexpr int vectors = 4;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index size = vectors * width;
+  T data[std::size_t{size}];
+};
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  }
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step == 1) {
+    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+  }
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+struct RowPieces {
+  Index N;
+
+  Index count(Index n) const { return std::min<Index>(Piece<T>::size, N - n); }
+  HEADWISE_INLINE const T* read(Row<const T> x, Index n, T rest, Piece<T>& copy) const {
+    if (x.step == 1 && n + Piece<T>::size <= N) return x.data + n;
+    gather<T>(x, n, count(n), rest, copy);
+    return copy.data;
+  }
+  HEADWISE_INLINE T* write(Row<T> y, Index n, Piece<T>& copy) const {
+    return y.step == 1 && n + Piece<T>::size <= N ? y.data + n : copy.data;
+  }
+  HEADWISE_INLINE void written(const T* at, Row<T> y, Index n, const Piece<T>& copy) const {
+    if (at == copy.data) scatter<T>(copy, n, count(n), y);
+  }
+};
+
+template <int write, class T>
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (x.column != 1 || n >= N || i >= rows) return;
+  const T* at = &x(i, n);
+  const Index count = std::min<Index>(Piece<std::remove_const_t<T>>::size, N - n);
+  for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
+}
+template <int write, class T>
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
+  n += 4 * Piece<std::remove_const_t<T>>::size;
+  prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_piece(RowPieces<T> row, F&& f) {
+  for (Index n = 0; n < row.N; n += Piece<T>::size) f(n);
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_vector(F&& f) {
+  unrolled<Piece<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE { f(v, v * Piece<T>::width); });
+}
+
+template <class T>
+struct Chains {
+  using Vector = typename Simd<T>::Vector;
+  Vector sums[std::size_t{Piece<T>::vectors}];
+
+  HEADWISE_INLINE Chains() {
+    each_vector<T>([&](auto v, Index) HEADWISE_ALWAYS_INLINE { sums[v] = Simd<T>::zero(); });
+  }
+  HEADWISE_INLINE T total() const {
+    const Vector joined = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    return simd::HEADWISE_ISA::sum_lanes<T>(joined);
+  }
+};
+
+template <class T>
+HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
+  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
+  Simd<T>::store_ints(x, lanes);
+  for (const auto lane : lanes) any |= lane;
+  return any != 0;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct PieceMask {
+  std::uint8_t bytes[std::size_t{Piece<T>::size}];
+
+  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
+                                                  const typename Simd<T>::Vector& no) const {
+    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  }
+};
+
+template <class T>
+struct RowMask {
+  KeyRange range;
+  const HeadVisibility<T>* rules = nullptr;  // null unless pairs have to be asked for
+  Index i = 0;
+
+  RowMask(Index N) : range{0, N} {}
+  RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
+    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+  }
+
+  bool whole(Index n) const {
+    return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
+  }
+  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+    const Index begin = std::max<Index>(range.begin - n, 0);
+    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
+    }
+  }
+  template <class F>
+  HEADWISE_INLINE void each_piece(F&& f) const {
+    PieceMask<T> seen;
+    Index n = range.begin / Piece<T>::size * Piece<T>::size;
+    for (; n < range.end; n += Piece<T>::size) {
+      const bool all = whole(n);
+      if (!all) look(n, seen);
+      f(n, all, seen);
+    }
+  }
+};
+
+template <class T>
+void clear_hidden(const RowMask<T>& mask, Index N, Row<T> y) {
+  const Index begin = mask.range.begin / Piece<T>::size * Piece<T>::size;
+  const bool none = mask.range.begin >= mask.range.end;
+  for (Index n = 0; n < (none ? N : begin); ++n) y[n] = T(0);
+  for (Index n = round_up(mask.range.end, Piece<T>::size); !none && n < N; ++n) y[n] = T(0);
+}
+
+template <class T>
+T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copy;
+  T lanes[std::size_t{S::width}];
+  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  typename S::Vector most[] = {lowest, lowest, lowest, lowest};
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto value = S::load(in + at);
+      if (!all) value = seen.select(at, value, lowest);
+      most[v] = S::greater(most[v], value);
+    });
+  });
+  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
+  T greatest = lanes[0];
+  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
+  return greatest;
+}
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copy, result;
+  T most = greatest_of<T>(x, N, mask);
+  if (sink != nullptr && most < *sink) most = *sink;
+  const auto greatest = S::broadcast(most);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Chains<T> sums;
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    T* out = row.write(p, n, result);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      if (!all) weight = seen.select(at, weight, S::zero());
+      S::store(weight, out + at);
+      sums.sums[v] = sums.sums[v] + weight;
+    });
+    row.written(out, p, n, result);
+  });
+  T total = sums.total();
+  if (sink != nullptr) {
+    T weight[std::size_t{S::width}];
+    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    total = total + weight[0];
+  }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  const auto sum = S::broadcast(total);
+  const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(p, n, T(0), copy);
+    T* out = row.write(p, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      auto weight = S::load(in + at) / sum;
+      if (!all && ask) weight = seen.select(at, weight, S::zero());
+      S::store(weight, out + at);
+    });
+    row.written(out, p, n, result);
+  });
+  clear_hidden<T>(mask, N, p);
+}
+
+template <class T>
+void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T scale,
+                         const RowMask<T>& mask) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copied_dp, copied_p, result;
+  Chains<T> sums;
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T *in = row.read(dp, n, T(0), copied_dp), *by = row.read(p, n, T(0), copied_p);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto term = S::load(in + at) * S::load(by + at);
+      if (!all) term = seen.select(at, term, S::zero());
+      sums.sums[v] = sums.sums[v] + term;
+    });
+  });
+  const auto sum = S::broadcast(sums.total()), factor = S::broadcast(scale);
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T *in = row.read(dp, n, T(0), copied_dp), *by = row.read(p, n, T(0), copied_p);
+    T* out = row.write(dx, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      auto flow = factor * (S::load(by + at) * (S::load(in + at) - sum));
+      if (!all) flow = seen.select(at, flow, S::zero());
+      S::store(flow, out + at);
+    });
+    row.written(out, dx, n, result);
+  });
+  clear_hidden<T>(mask, N, dx);
+}
+
+template <Scalar T>
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
+    } else {
+      for (Index j = 0; j < N; ++j) p(i, j) = x(i, j);
+      softmax_row(row(p, i), N, [](Index) { return true; });
+    }
+  }
+}
+
+template <Scalar T>
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
+    } else {
+      softmax_backward_row<T>(row(dp, i), row(p, i), row(dx, i), N, [](Index) { return true; });
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/dropout.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+inline constexpr bool draws_by_lanes = HEADWISE_ISA_BYTES >= 32 && simd::vectorised<T>;
+
+#if HEADWISE_ISA_BYTES >= 32
+typedef std::uint64_t PhiloxLanes __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+inline constexpr int philox_lanes = HEADWISE_ISA_BYTES / 8;
+
+HEADWISE_INLINE PhiloxLanes multiply_low(PhiloxLanes a, std::uint32_t b) {
+  const PhiloxLanes by = PhiloxLanes{} + std::uint64_t{b};
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(PhiloxLanes,
+                            _mm512_maskz_mul_epu32(0xFF, __builtin_bit_cast(__m512i, a),
+                                                   __builtin_bit_cast(__m512i, by)));
+#else
+  return __builtin_bit_cast(PhiloxLanes, _mm256_mul_epu32(__builtin_bit_cast(__m256i, a),
+                                                          __builtin_bit_cast(__m256i, by)));
+#endif
+}
+
+HEADWISE_INLINE void draw_blocks(PhiloxLanes (&c)[4], std::array<std::uint32_t, 2> key) {
+  unrolled<7>([&](auto) HEADWISE_ALWAYS_INLINE {
+    const PhiloxLanes even = multiply_low(c[0], 0xD2511F53u), odd = multiply_low(c[2], 0xCD9E8D57u);
+    c[0] = (odd >> 32) ^ c[1] ^ std::uint64_t{key[0]};
+    c[1] = odd;
+    c[2] = (even >> 32) ^ c[3] ^ std::uint64_t{key[1]};
+    c[3] = even;
+    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+  });
+}
+
+HEADWISE_INLINE PhiloxLanes in_all_lanes(Index n) {
+  return PhiloxLanes{} + static_cast<std::uint64_t>(n);
+}
+HEADWISE_INLINE PhiloxLanes counting_from(Index first) {
+  std::uint64_t numbers[std::size_t{philox_lanes}];
+  for (std::size_t n = 0; n < std::size_t{philox_lanes}; ++n) numbers[n] = n;
+  PhiloxLanes steps;
+  std::memcpy(&steps, numbers, sizeof steps);
+  return in_all_lanes(first) + steps;
+}
+
+template <class Bits>
+HEADWISE_INLINE void draw_row(const DropoutMask& mask, Index b, Index h, Index i, Index j8,
+                              Bits& bits) {
+  PhiloxLanes c[4] = {counting_from(j8), in_all_lanes(i), in_all_lanes(h), in_all_lanes(b)};
+  draw_blocks(c, mask.key());
+  constexpr std::uint64_t low = 0xFFFFFFFFu;
+  const PhiloxLanes first = (c[0] & low) | (c[1] << 32), second = (c[2] & low) | (c[3] << 32);
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    const PhiloxLanes front =
+        __builtin_shufflevector(first, second, (n / 2 + n % 2 * philox_lanes)...);
+    const PhiloxLanes back = __builtin_shufflevector(
+        first, second, (n / 2 + n % 2 * philox_lanes + philox_lanes / 2)...);
+    std::memcpy(bits, &front, sizeof front);
+    std::memcpy(bits + sizeof(front) / 2, &back, sizeof back);
+  }
+  (std::make_integer_sequence<int, philox_lanes>());
+}
+#endif
+
+template <class T>
+[[gnu::noinline]] void dropout_factors(const DropoutMask& mask, Index b, Index h, Index i, Index j,
+                                       Index count, T* factors) {
+  const T factor = T(mask.keep_factor());
+#if HEADWISE_ISA_BYTES >= 32
+  if constexpr (draws_by_lanes<T>) {
+    using S = Simd<T>;
+    typedef std::uint16_t HalfVector __attribute__((vector_size(2 * S::width)));
+    constexpr Index drawn = Index{8} * philox_lanes;
+    std::uint16_t bits[std::size_t{drawn}];
+    const auto limit = S::broadcast_int(static_cast<typename S::Int>(mask.threshold()));
+    const auto kept = S::broadcast(factor);
+    for (Index t = 0, n = 0; t < count; t += n) {
+      draw_row(mask, b, h, i, (j + t) / 8, bits);
+      n = std::min<Index>(drawn, count - t);
+      Index m = 0;
+      for (; m + S::width <= n; m += S::width) {
+        HalfVector half;
+        std::memcpy(&half, bits + m, sizeof half);
+        const auto wide = __builtin_convertvector(half, typename S::IntVector);
+        S::store(S::select(wide >= limit, kept, S::zero()), factors + t + m);
+      }
+      for (; m < n; ++m) {
+        factors[t + m] = bits[m] >= mask.threshold() ? factor : T(0);
+      }
+    }
+    return;
+  }
+#endif
+  mask.row(b, h, i, j, count, factor, factors);
+}
+
+template <class T>
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  const auto from = kernels::row(x, i);
+  const auto to = kernels::row(y, i);
+  Piece<T> copy, result;
+  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+    prefetch_ahead<0>(x, end, N, i, n);
+    prefetch_ahead<1>(y, end, N, i, n);
+    const T* in = row.read(from, n, T(0), copy);
+    T* out = row.write(to, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto factor = S::load(factors + (n - n0) + at);
+      S::store(S::select(factor == S::zero(), S::zero(), S::load(in + at) * factor), out + at);
+    });
+    row.written(out, to, n, result);
+  }
+}
+
+template <Scalar T>
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
+  constexpr Index drawn = 4 * Piece<T>::size;
+  T factors[std::size_t{drawn}];
+  for (Index i = begin; i < end; ++i) {
+    for (Index n0 = 0; n0 < N; n0 += drawn) {
+      const Index count = std::min<Index>(drawn, N - n0);
+      dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
+      if constexpr (simd::vectorised<T>) {
+        for (Index t = count; t < drawn; ++t) factors[t] = T(0);
+        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+      } else {
+        for (Index t = 0; t < count; ++t) {
+          y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
+        }
+      }
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/attention_head.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Index head_products_scratch(Index L, Index S, Index d, Index dv) {
+  const Index width = std::max<Index>(d, dv);
+  return std::max<Index>({gemm_scratch<T>({L, S, width}), gemm_scratch<T>({L, width, S}),
+                          gemm_scratch<T>({S, width, L})});
+}
+template <class T>
+Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
+}
+template <class T>
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout, bool scores) {
+  return head_products_scratch<T>(L, S, d, dv) +
+         padded<T>(L * S) * (1 + (dropout ? 1 : 0) + (scores ? 1 : 0));
+}
+
+template <class T>
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
+  for (Index i = 0; i < head.L; ++i, dropped += head.S) {
+    dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
+    for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
+  }
+}
+
+template <class T>
+T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
+  return head.score.call(head.score(s, i, j) + head.visibility.bias(i, j), i, j);
+}
+
+template <class T>
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
+  gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+          scratch);
+  if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
+  for (Index i = 0; i < head.L; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
+    }
+  }
+}
+
+template <class T>
+void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
+  if constexpr (simd::vectorised<T>) {
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+  } else {
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
+  }
+}
+
+template <class T>
+void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T scale,
+                               T* dp) {
+  Piece<T> factors;
+  const Index S = head.S;
+  for (Index j = 0; head.dropout.active() && j < S; j += Piece<T>::size) {
+    const Index count = std::min<Index>(Piece<T>::size, S - j);
+    dropout_factors<T>(head.dropout, head.b, head.h, i, j, count, factors.data);
+    for (Index t = 0; t < count; ++t) {
+      const T& factor = factors.data[t];
+      dp[j + t] = factor == T(0) ? T(0) : T(dp[j + t] * factor);
+    }
+  }
+  const Row<T> ds{dp, 1};
+  if constexpr (simd::vectorised<T>) {
+    softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
+  } else {
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
+    for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
+  }
+}
+
+template <class T>
+void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                     const Matrix<const T>& raw, T* flow) {
+  const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+    if (!sees(j)) continue;
+    if (score.calls()) {
+      const ScoreFunctionRef<T>& f = score.function;
+      const PairRun pair = score.run(i, j, 0, 1, 1);
+      T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
+      const auto [sums, step] = to.function;
+      if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
+      f.change_with_slopes(f.function, pair, &x, &slope);
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
+    }
+    const Index distance = score.distance(i, j);
+    for (const Matrix<T>& bias : to.biases) {
+      if (bias.data != nullptr) bias(i, j) = bias(i, j) + flow[j];
+    }
+    if (to.slope != nullptr) *to.slope = *to.slope - flow[j] * score.magnitude(distance);
+    if (to.table.data != nullptr) {
+      T& entry = to.table[score.entry(distance)];
+      entry = entry + flow[j];
+    }
+  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
+    flow[j] = head.scale * flow[j];
+  }
+}
+
+template <class T>
+T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<const T> p,
+            Row<const T> raw, const T* dp) {
+  using std::exp;
+  T delta = T(0), sum = T(0);
+  Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
+  for (Index j = 0; j < head.S; ++j) {
+    if (!sees(j)) continue;
+    delta = delta + p[j] * dp[j];
+    sum = sum + weights[j];
+    if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
+  }
+  if (heaviest < 0 || !head.score.sink_counts()) return T(0);
+  if (sum < T(0.5)) return (sum - T(1)) * delta;
+  const T s = changed_score<T>(head, head.scale * raw[heaviest], i, heaviest);
+  return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
+}
+
+template <class T>
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
+  T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  score_head<T>(head, weights, packed);
+  for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(head.L * head.S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, head.S, 1};
+  }
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
+                  keys_of);
+}
+
+template <class T>
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const Matrix<const T> q = head.q, k = head.k, v = head.v;
+  const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
+  T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
+  const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = head.visibility.sees_all();
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
+
+  gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(L * S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, S, 1};
+  }
+  gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
+                  all, queries_of);
+  const bool plain = !head.score.returns() && !to.flows.any();
+  Matrix<T> raw{nullptr, S, 1};
+  if (!plain) {
+    raw.data = memory.take(L * S);
+    gemm<T>(q, k.transposed(), raw, {L, S, d}, {}, packed);
+  }
+  for (Index i = 0; i < L; ++i) {
+    T* flow = ds.data + i * S;
+    if (to.flows.sink.data != nullptr) {
+      T& sink = to.flows.sink[0];
+      sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
+    }
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
+    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+  }
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/tile_mask.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct TileBlock {
+  Index i0, rows, first, j0, begin, end;
+};
+
+HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
+                                           std::uint8_t* to, Index to_row) {
+  typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+  Bytes rows[16];
+  unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
+  });
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
+    Bytes next[16];
+    unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
+                                            5, 21, 6, 22, 7, 23);
+      next[2 * r + 1] = __builtin_shufflevector(rows[r], rows[r + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                                12, 28, 13, 29, 14, 30, 15, 31);
+    });
+    unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
+  unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
+  });
+}
+
+struct LaneRange {
+  Index begin, end;
+};
+
+template <class T, Index queries, Index keys, bool keys_in_rows>
+class TileMask {
+ public:
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  void fill(const HeadVisibility<T>& rules, TileBlock& block) {
+    const KeyRange here{block.j0, block.j0 + block.end};
+    whole_ = rules.ranges_hold(block.i0, block.rows, here);
+    full_ = whole_ && !rules.has_pair_masks();
+    hidden_ = false;
+    pairs_ = std::int64_t{block.rows} * block.end;
+    if (full_) return;
+    pairs_ = 0;
+    const Sides sides = sides_of_gaps(rules, block, here);
+    asked_ = rules.has_keep_masks() || sides == Sides::both;
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    if (rules.ranges_step()) {
+      step_ranges(rules, block);
+    } else {
+      ask_each_range(rules, block, sides);
+    }
+    if (asked_) ask(rules, block);
+    masked_ = asked_;
+    if (rules.has_bounds()) widen(block);
+    block.begin = begin_[0];
+    block.end = end_[block.rows - 1];
+  }
+
+  HEADWISE_INLINE void hide(Index r, Index j, typename S::IntVector hidden) {
+    if (!asked_) ask_ranges();
+    std::uint8_t* bytes = bytes_ + at(r, j);
+    S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
+  }
+
+  bool full() const { return full_; }
+  bool whole() const { return whole_; }
+  bool open() const { return full_ || (whole_ && !asked_); }
+  bool open(Index r, Index n, KeyRange keys_here) const {
+    return open() || (!asked_ && ranges_hold(r, n, keys_here));
+  }
+  bool open_but_for_biases(Index r, Index n, KeyRange keys_here) const {
+    return full_ || (!masked_ && (whole_ || ranges_hold(r, n, keys_here)));
+  }
+  bool hidden() const { return hidden_; }
+  std::int64_t pairs() const { return pairs_; }
+  KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
+  }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
+  bool visible(Index r, Index j) const {
+    return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
+  }
+  HEADWISE_INLINE typename S::IntVector to_queries(Index j, Index r) const {
+    if (asked_) return S::load_bytes(bytes_ + at(r, j));
+    const auto key = S::broadcast_int(static_cast<Int>(j));
+    return S::within(key, S::load_ints(begin_ + r), S::load_ints(end_ + r));
+  }
+  HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
+    if (asked_) return S::load_bytes(bytes_ + at(r, j));
+    const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
+    return S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+  }
+
+ private:
+  bool ranges_hold(Index r, Index n, KeyRange keys_here) const {
+    return begin_[r + n - 1] <= keys_here.begin && keys_here.end <= end_[r];
+  }
+  void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
+    constexpr Index beyond = Index{1} << 29;
+    const auto in_sight = [&](Index j) {
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
+    };
+    const KeyRange first = rules.reach_of_any_keys(block.i0);
+    const Int begin = in_sight(first.begin), end = in_sight(first.end);
+    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    for (Int r = 0; r < block.rows; ++r) {
+      begin_[r] = std::clamp<Int>(begin + r, 0, last);
+      end_[r] = std::clamp<Int>(end + r, begin_[r], last);
+      pairs_ += end_[r] - begin_[r];
+    }
+  }
+  void widen(const TileBlock& block) {
+    const Int last = static_cast<Int>(block.end);
+    Int begin = last, end = 0;
+    for (Index r = 0; r < block.rows; ++r) {
+      if (begin_[r] == end_[r]) begin_[r] = last, end_[r] = 0;
+      end = end_[r] = std::max<Int>(end_[r], end);
+    }
+    for (Index r = block.rows - 1; r >= 0; --r) {
+      begin = begin_[r] = std::min<Int>(begin_[r], begin);
+      end_[r] = std::max<Int>(end_[r], begin);
+    }
+  }
+  void ask(const HeadVisibility<T>& rules, const TileBlock& block) {
+    std::uint8_t copies[keys_in_rows ? 1 : std::size_t{queries * keys}];
+    std::uint8_t* const rows = keys_in_rows ? bytes_ : copies;
+    bool all = whole_, none = whole_ && block.end % word == 0;
+    for (Index r = 0; r < queries; ++r) {
+      std::uint8_t* const row = rows + r * keys;
+      const Index begin = begin_[r], end = end_[r];
+      std::memset(row, 0, static_cast<std::size_t>(begin));
+      std::memset(row + end, 0, static_cast<std::size_t>(keys - end));
+      if (begin == end) continue;
+      rules.kept(block.i0 + r, {block.j0 + begin, block.j0 + end}, row + begin);
+      for (Index n = 0; (all || none) && n < block.end; n += word) {
+        std::uint64_t seen;
+        std::memcpy(&seen, row + n, sizeof seen);
+        all = all && seen == 0x0101010101010101u;
+        none = none && seen == 0;
+      }
+    }
+    asked_ = !all;
+    hidden_ = none;
+    if (!keys_in_rows && asked_ && !hidden_) transpose_bytes(rows);
+  }
+  void transpose_bytes(const std::uint8_t* rows) {
+    constexpr Index side = 16;
+    for (Index r = 0; r < queries; r += side) {
+      for (Index j = 0; j < keys; j += side) {
+        const std::uint8_t* const from = rows + r * keys + j;
+        if constexpr (queries % side == 0 && keys % side == 0) {
+          transpose_byte_square(from, keys, bytes_ + at(r, j), queries);
+        } else {
+          for (Index t = 0; t < side; ++t) {
+            for (Index lane = 0; lane < std::min<Index>(side, queries - r); ++lane) {
+              bytes_[at(r + lane, j + t)] = from[lane * keys + t];
+            }
+          }
+        }
+      }
+    }
+  }
+  [[gnu::noinline]] void ask_ranges() {
+    for (Index r = 0; r < queries; ++r) {
+      for (Index j = 0; j < keys; ++j) bytes_[at(r, j)] = j >= begin_[r] && j < end_[r];
+    }
+    asked_ = true;
+  }
+  enum class Sides { none, before, behind, both };
+  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
+                             KeyRange here) {
+    if (!rules.has_gaps()) return Sides::none;
+    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (hidden.begin <= here.begin) return Sides::behind;
+    if (hidden.end >= here.end) return Sides::before;
+    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    return any ? Sides::both : Sides::none;
+  }
+  void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
+    const auto in_block = [&](Index j) { return std::clamp(j - block.j0, Index{0}, block.end); };
+    const KeyRange here{block.j0, block.j0 + block.end};
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
+        const KeyRange gap = rules.gap(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
+        pairs_ -= gap.in(range).in(here).size();
+      }
+      begin_[r] = static_cast<Int>(in_block(range.begin));
+      end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
+      pairs_ += end_[r] - begin_[r];
+    }
+  }
+  static constexpr Index at(Index r, Index j) {
+    return keys_in_rows ? r * keys + j : j * queries + r;
+  }
+
+  static constexpr Index word = sizeof(std::uint64_t);
+
+  bool full_ = false, whole_ = false, hidden_ = false;
+  bool asked_ = false;   // by bytes; else ranges say it all
+  bool masked_ = false;  // by bytes, whatever biases hide
+  std::int64_t pairs_ = 0;
+  Int begin_[static_cast<std::size_t>(queries)], end_[static_cast<std::size_t>(queries)];
+  std::uint8_t bytes_[static_cast<std::size_t>(queries * keys)];
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/online_softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardTile {
+  static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
+  static constexpr Index queries = 512;             // most of a task: whole panels
+  static constexpr Index keys = 128;                // of a block
+};
+
+template <class T>
+using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
+
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
+struct OnlineSoftmax {
+  static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
+  using Int = typename Simd<T>::Int;
+
+  T greatest[queries];
+  T sum[queries];
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
+
+  OnlineSoftmax(Index rows, const HeadScore<T>& score) {
+    using S = Simd<T>;
+    const RowSoftmax<T> begin(&score);
+    for (Index r = 0; r < rows; r += S::width) {
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
+      S::store_ints(S::broadcast_int(0), any + r);
+    }
+  }
+};
+
+struct AllVisible {};
+
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
+template <class T, class Visible>
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr bool all = std::same_as<Visible, AllVisible>;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
+
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
+  const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
+    if constexpr (!all) {
+      const auto seen = visible.to_queries(j, lane);
+      any = any | seen;
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
+    }
+  };
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  }
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
+  const Vector m =
+      S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
+
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+  const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    S::store(p, s + key * lanes);
+    sum = sum + p;
+  };
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  }
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
+  });
+  unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
+  const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
+}
+
+template <class T>
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
+  if (!any) {
+    set_negative_infinity(lse(i, 0));
+    lse(i, 1) = T(0);
+    return;
+  }
+  m = m + T(0);  // of 0 and -0 either may have come out as the greatest
+  const T rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
+  lse(i, 0) = rounded;
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/dropout_panel.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES >= 32
+template <class T>
+HEADWISE_INLINE void draw_queries(const AttentionHead<T>& head, Index i, Index j8,
+                                  typename Simd<T>::BitVector (&words)[4]) {
+  const auto draw = [&](Index first, PhiloxLanes(&c)[4]) HEADWISE_ALWAYS_INLINE {
+    c[0] = in_all_lanes(j8);
+    c[1] = counting_from(first);
+    c[2] = in_all_lanes(head.h);
+    c[3] = in_all_lanes(head.b);
+    draw_blocks(c, head.dropout.key());
+  };
+  PhiloxLanes low[4];
+  draw(i, low);
+  if constexpr (sizeof(T) == 8) {
+    unrolled<4>([&](auto w) HEADWISE_ALWAYS_INLINE { words[w] = low[w]; });
+  } else {
+    using Bits = typename Simd<T>::BitVector;
+    PhiloxLanes high[4];
+    draw(i + philox_lanes, high);
+    [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+      unrolled<4>([&](auto w) HEADWISE_ALWAYS_INLINE {
+        words[w] = __builtin_shufflevector(__builtin_bit_cast(Bits, low[w]),
+                                           __builtin_bit_cast(Bits, high[w]), (2 * n)...);
+      });
+    }
+    (std::make_integer_sequence<int, Simd<T>::width>());
+  }
+}
+#endif
+
+template <class T>
+void drop_panel(const AttentionHead<T>& head, const TileBlock& block, T* s, T* factors) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+#if HEADWISE_ISA_BYTES >= 32
+  if constexpr (draws_by_lanes<T>) {
+    using S = Simd<T>;
+    using Bits = typename S::BitVector;
+    const auto limit = S::broadcast_int(static_cast<typename S::Int>(head.dropout.threshold()));
+    const auto factor = S::broadcast(T(head.dropout.keep_factor()));
+    const Index first = (block.j0 + block.begin) / 8 * 8 - block.j0;
+    for (Index lane = 0; lane < block.rows; lane += S::width) {
+      for (Index j = first; j < block.end; j += 8) {
+        Bits words[4];
+        draw_queries<T>(head, block.i0 + lane, (block.j0 + j) / 8, words);
+        unrolled<8>([&](auto e) HEADWISE_ALWAYS_INLINE {
+          if (j + e < block.begin || j + e >= block.end) return;
+          const auto bits = (e % 2 == 0 ? words[e / 2] : words[e / 2] >> 16) & 0xFFFFu;
+          const auto kept = __builtin_convertvector(bits, typename S::IntVector) >= limit;
+          T* p = s + (j + e) * lanes + lane;
+          S::store(S::load(p) * S::select(kept, factor, S::zero()), p);
+        });
+      }
+    }
+    return;
+  }
+#endif
+  for (Index r = 0; r < block.rows; ++r) {
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0 + block.begin, block.end - block.begin,
+                     T(head.dropout.keep_factor()), factors);
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& p = s[j * lanes + r];
+      p = p * factors[j - block.begin];
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/backward_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;   // whole panels
+  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
+  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+constexpr Index distances(Index queries, Index keys) {
+  return round_up(queries + keys, Tile<T>::width);
+}
+
+template <class T>
+Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
+  const auto& plane = head.visibility.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T>
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
+  constexpr Index width = Tile<T>::width;
+  if (bias.column == 1 && rows == width && keys == width) {
+    transpose_square<T>(bias.data, bias.row, square, width);
+    return;
+  }
+  for (Index j = 0; j < width; ++j) {
+    for (Index r = 0; r < width; ++r) {
+      square[j * width + r] = j < keys && r < rows ? bias(r, j) : T(0);
+    }
+  }
+}
+
+template <class T>
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
+                         ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
+  T square[std::size_t{S::width * S::width}];
+  const auto least = S::broadcast(hidden_below);
+  for (Index r = 0; r < block.rows; r += width) {
+    for (Index j = block.begin; j < block.end; j += width) {
+      const Index n = std::min<Index>(width, block.end - j);
+      read_bias_square<T>(bias.from(block.i0 + r, block.j0 + j),
+                          std::min<Index>(width, block.rows - r), n, square);
+      auto hidden = S::broadcast_int(0);
+      for (Index t = 0; t < n; ++t) {
+        T* x = s + (j + t) * lanes + r;
+        const auto added = S::load(square + t * width);
+        S::store(S::load(x) + added, x);
+        hidden = hidden | (added < least);
+      }
+      for (Index t = 0; S::any(hidden) && t < n; ++t) {
+        mask.hide(r, j + t, S::load(square + t * width) < least);
+      }
+    }
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Index rows,
+                                     KeyRange keys) {
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    const Matrix<const T> bias = bias_of<T>(head, n);
+    if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
+                  ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
+  const HeadScore<T>& score = head.score;
+  const Index filled = round_up(block.rows, S::width);
+  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+    cap_vectors<T>(score, s + j * lanes, filled);
+  }
+  if (score.by_distance()) {
+    const Index farthest = score.distance(block.i0, block.j0 + keys - 1);
+    fill_distances<T>(score, farthest, -1, lanes + keys - 1, line);
+    for (Index j = block.begin; j < block.end; ++j) {
+      for (Index r = 0; r < filled; r += S::width) {
+        T* x = s + j * lanes + r;
+        S::store(S::load(x) + S::load(line + keys - 1 - j + r), x);
+      }
+    }
+  }
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
+  }
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [keys], of a row's softcap
+  T* inputs;           // [keys], what the user's function was called with
+  T* function_slopes;  // [keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(keys)),
+        inputs(memory.take(keys)),
+        function_slopes(memory.take(keys)) {}
+};
+
+template <class T>
+void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index queries = BackwardTile<T>::queries;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) {
+    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
+    cap_vectors<T>(score, x + range.begin, range.size());
+    for (Index j = range.begin; j < range.end; j += S::width) {
+      const auto share = S::load(x + j) * inverse;
+      S::store(one - share * share, scratch.cap_slopes + j);
+    }
+  }
+  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
+    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
+  }
+  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                        head.visibility.hidden_below(), r, real, x, mask);
+  }
+  if (score.calls() && real.size() > 0) {
+    const ScoreFunctionRef<T>& f = score.function;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + real.begin);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                 const ScoreScratch<T>& scratch, T* flow) {
+  const HeadScore<T>& score = head.forward.score;
+  const Index n = std::min<Index>(range.end, block.end) - range.begin;
+  if (n <= 0) return;
+  if (head.flows.function.data != nullptr) {
+    score.function.add_flows(score.function.function,
+                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
+                             scratch.inputs + range.begin, flow + range.begin,
+                             head.flows.function.data, head.flows.function.step);
+  }
+  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data == nullptr) continue;
+    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
+    add_flow<T>(flow + range.begin, n, {to.data, to.column});
+  }
+  if (head.flows.by_distance()) {
+    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
+    add_flow<T>(flow + range.begin, n, {sums, 1});
+  }
+  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/forward_operands.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  Element<T>* q;     // q^T in panels [d, lanes]
+  T* s;              // [keys, lanes]
+  Element<T>* p;     // [lanes, keys], where elements are no numbers
+  Element<T>* k;     // [keys, d], dense
+  Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
+  Element<T>* kept;  // v without what one query may not see
+  T* context;        // [queries, dv], rows of whole vectors
+  T* factors;        // [keys], dropout of a row
+  T* line;           // [distances], biases of a panel
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
+                  const ForwardScratch<T>& buffers) {
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyOperands {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
+  });
+}
+
+template <class T>
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
+  }
+}
+
+struct PanelRange {
+  Index begin, end;
+};
+
+template <class T>
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
+  }
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const Index d = steps<T>(head.d);
+  const Element<T>* q = buffers.q + block.first * d;
+  std::int64_t count = 0;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
+  for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
+    n = std::min<Index>(together, block.end - j);
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
+    const auto k = keys.from(j, 0);
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * terms_of<T>(d);
+  }
+  return count;
+}
+
+template <class T>
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
+  for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
+    if (mask.open()) {
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
+    } else {
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
+    }
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
+  }
+  if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+}
+
+template <class T>
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
+                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+  constexpr Index width = Tile<T>::width;
+  const Index row = round_up(dv, width), at = block.first + r;
+  const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
+  const auto left = walk_rows<T>(p.from(r, first));
+  std::int64_t count = 0;
+  for (Index c = 0; c < dv; c += Tile<T>::columns) {
+    const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
+    run_panel<T>(
+        left, v.walk(c, range.begin), n, vectors, inner,
+        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+    count += n * vectors * width * terms_of<T>(inner);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
+                                const TileBlock& block, const ForwardMask<T>& mask,
+                                const OnlineSoftmax<T>& softmax) {
+  if (mask.full() || (mask.whole() && v.finite)) {
+    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
+                         softmax);
+  }
+  std::int64_t count = 0;
+  const Index together = v.finite ? Tile<T>::rows : 1;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = v;
+    if (!v.finite) {
+      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+                          [&](Index j) { return mask.visible(r, j); });
+    }
+    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+  }
+  return count;
+}
+
+template <class T>
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
+  using S = Simd<T>;
+  const auto by = S::broadcast(divisor);
+  Index n = 0;
+  for (; to.column == 1 && n + S::width <= N; n += S::width) {
+    S::store(S::load(from + n) / by, to.data + n);
+  }
+  for (; n < N; ++n) to(0, n) = from[n] / divisor;
+}
+
+template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
+}
+
+template <class T>
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  const ForwardScratch<T> buffers(memory, head.d, head.dv);
+  const AmxScope<T> amx;
+  OnlineSoftmax<T> softmax(rows, head.score);
+  ForwardMask<T> mask;
+  TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
+  const bool plain = head.plain_scores();
+
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
+      mask.fill(head.visibility, block);
+      if (block.begin >= block.end) continue;
+      if (mask.hidden()) {
+        work.pairs += mask.pairs();
+        continue;
+      }
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
+      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
+      work.pairs += mask.pairs();
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+    }
+    finish_until(looking.looks_again());
+  }
+  finish_until(rows);
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/backward_scratch.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  static_assert(queries <= keys, "rows of q are kept where rows of k fit");
+
+  T* p;        // [queries, row]
+  T* ds;       // [queries, row]
+  T* factors;  // [rows, keys], dropout of six queries
+  ScoreScratch<T> score;
+  Element<T>* k_t;   // k^T in panels [d, columns]
+  Element<T>* v_t;   // v^T in panels [dv, columns]
+  Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
+  Element<T>* q;     // [queries, d], dense
+  Element<T>* d_o;   // [queries, dv], dense
+  Element<T>* kept;  // one of these without what one row may not see
+  Element<T>* left;  // q and d_o, then p and ds, as left operands, where elements are no numbers
+  T* dk;             // [keys, d], rows of whole vectors
+  T* dv;             // [keys, dv], likewise
+
+  constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
+      : p(memory.take(queries * BackwardTile<T>::row)),
+        ds(memory.take(queries * BackwardTile<T>::row)),
+        factors(memory.take(Tile<T>::rows * keys)),
+        score(memory),
+        k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
+        v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
+        k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
+        q(elements<T>(memory.take(copied_size<T>(queries, d)))),
+        d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
+        kept(elements<T>(memory.take(
+            std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
+        left(elements<T>(memory.take(left_size(d, width_v)))),
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
+
+  static constexpr Index left_size(Index d, Index width_v) {
+    if (Factor<T>::depth == 1) return 0;
+    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+  }
+
+  Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
+  Matrix<T> sums_of_v(Index width_v) const { return {dv, round_up(width_v, Tile<T>::width), 1}; }
+};
+
+template <class T>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  BackwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BiasRow {
+  const T* values;
+  T* gradient;
+};
+
+template <class T>
+BiasRow<T> bias_row(const FlashHead<T>& head, Index i, Index j0) {
+  const Matrix<T>& gradient = head.flows.biases[0];
+  return {bias_of<T>(head.forward, 0).from(i, j0).data,
+          gradient.data == nullptr ? nullptr : gradient.from(i, j0).data};
+}
+
+template <class T>
+bool adds_one_bias(const FlashHead<T>& head) {
+  const HeadVisibility<T>& rules = head.forward.visibility;
+  if (rules.bias_count() != 1 || head.forward.score.changes()) return false;
+  const Matrix<T>& gradient = head.flows.biases[0];
+  return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
+}
+
+template <class T>
+struct QueryNumbers {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <class T>
+HEADWISE_INLINE void drop_vector(const typename Simd<T>::Vector& factor,
+                                 typename Simd<T>::Vector& dp, typename Simd<T>::Vector& weight) {
+  using S = Simd<T>;
+  dp = S::select(factor == S::zero(), S::zero(), dp * factor);
+  weight = weight * factor;
+}
+
+template <class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
+  KeyRange range = panel;
+  if (!mask.whole()) {
+    const KeyRange seen = mask.range(r);
+    range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
+    range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
+    if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
+    set_zero<T>(p + panel.begin, range.begin - panel.begin);
+    set_zero<T>(ds + panel.begin, range.begin - panel.begin);
+    set_zero<T>(p + range.end, panel.end - range.end);
+    set_zero<T>(ds + range.end, panel.end - range.end);
+  }
+  const QueryNumbers<T> query(head, i, scale);
+  const KeyRange sure = mask.open() ? range : mask.seen_by_all(r, 1);
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto weight = query.weights(S::load(p + j));  // 4c
+    auto dp = S::load(ds + j), kept = weight;
+    if (factors != nullptr) drop_vector<T>(S::load(factors + j), dp, kept);  // 4d
+    auto flow = query.flow(weight, dp);                                      // 4c
+    if (j < sure.begin || j + S::width > sure.end) {                         // 4b
+      const auto seen = mask.of_keys(r, j);
+      kept = S::select(seen, kept, S::zero());
+      flow = S::select(seen, flow, S::zero());
+    }
+    S::store(kept, p + j);
+    S::store(flow, ds + j);
+  }
+}
+
+template <bool biased, bool dropped, class T>
+void backward_open_rows(const TileScores<T>& tile, Index r, Index n, KeyRange panel, T scale,
+                        const T* factors) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  const auto least = S::broadcast(head.forward.visibility.hidden_below());
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
+  for (const Index end = r + n; r < end; ++r) {
+    const Index i = tile.block.i0 + r;
+    const QueryNumbers<T> query(head, i, scale);
+    const auto bias = biased ? bias_row<T>(head, i, tile.block.j0) : BiasRow<T>{};
+    for (Index j = panel.begin; j < panel.end; j += S::width) {
+      const auto added = biased ? S::load(bias.values + j) : S::zero();
+      const auto s = S::load(p + j), weight = biased ? query.weights(s, added) : query.weights(s);
+      auto dp = S::load(ds + j), kept = weight;
+      if constexpr (dropped) drop_vector<T>(S::load(factors + j), dp, kept);
+      auto flow = query.flow(weight, dp);
+      if constexpr (biased) {
+        const auto hidden = added < least;
+        if (S::any(hidden)) {
+          tile.mask.hide(r, j, hidden);
+          kept = S::select(hidden, S::zero(), kept);
+          flow = S::select(hidden, S::zero(), flow);
+        }
+      }
+      S::store(kept, p + j);
+      S::store(flow, ds + j);
+      if constexpr (biased) {
+        if (T* const to = bias.gradient) S::store(S::load(to + j) + flow, to + j);
+      }
+    }
+    p += BackwardTile<T>::row;
+    ds += BackwardTile<T>::row;
+    if constexpr (dropped) factors += BackwardTile<T>::keys;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_panels.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void set_panel_zero(Index n, T* p) {
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row) {
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      Simd<T>::store(Simd<T>::zero(), p + v * Simd<T>::width);
+    });
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+}
+
+struct RowsOfPanel {
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
+};
+
+template <class T>
+void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPanel& panel, T scale,
+                   const T* factors) {
+  const auto open_rows = [&]<bool biased>(std::bool_constant<biased>, Index count) {
+    if (factors == nullptr) {
+      backward_open_rows<biased, false>(tile, r, count, panel.keys, scale, factors);
+    } else {
+      backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
+    }
+  };
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
+  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
+  if (open) return open_rows(std::false_type{}, n);
+  const ScoreScratch<T>& scratch = tile.buffers.score;
+  for (const Index end = r + n; r < end; ++r) {
+    const Index row = r * BackwardTile<T>::row;
+    if (!tile.plain) {
+      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
+                    tile.mask);
+    }
+    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+      open_rows(std::false_type{}, 1);
+    } else {
+      backward_row<T>(tile, r, panel.keys, scale, factors);
+    }
+    if (!tile.plain) {
+      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
+    }
+    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
+  const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
+  const Index first = r * BackwardTile<T>::row + c;
+  const KeyRange panel{c,
+                       std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  if (seen.size() == 0) {
+    set_panel_zero<T>(n, buffers.p + first);
+    set_panel_zero<T>(n, buffers.ds + first);
+    return 0;
+  }
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  const bool all = all_weigh(head, block.i0 + r, n);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + first);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + first);
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
+                   factors);
+  return n * seen.size() * terms_of<T>(d + dv);
+}
+
+template <class T>
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
+  const AttentionHead<T>& forward = head.forward;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
+  const KeyBlocks blocks =
+      rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
+  if (!blocks.holds(block.j0)) {
+    const KeysAhead<T>& after = head.next;
+    lines.add_numbers<T>(after.k, after.stored_k, after.first, after.count, forward.d);
+    lines.add_numbers<T>(after.v, after.stored_v, after.first, after.count, forward.dv);
+    return lines;
+  }
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
+}
+
+template <class T>
+std::int64_t backward_scores(const TileScores<T>& tile) {
+  constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
+  const AttentionHead<T>& forward = head.forward;
+  const bool drops = forward.dropout.active();
+  const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  std::int64_t count = 0;
+  for (Index c0 = 0; c0 < block.end; c0 += together) {
+    const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
+    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
+      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+      const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
+      for (Index m = 0; draws && m < n; ++m) {
+        dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
+                           keys, buffers.factors + m * BackwardTile<T>::keys + c0);
+      }
+      for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
+      }
+    }
+  }
+  return count;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
+  const Epilogue<T> add{.accumulate = true};
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
+  const Index together = b.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  Index low = 0, high = 0;  // queries that see these keys; both grow with the key
+  for (Index j = 0; j < block.end; j += together) {
+    const Index n = std::min<Index>(together, block.end - j);
+    while (low < block.rows && mask.range(low).end <= j) ++low;
+    while (high < block.rows && mask.range(high).begin < j + n) ++high;
+    if (low >= high) continue;
+    Operand<T> seen = b;
+    if (!b.finite) {
+      seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
+    }
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
+                         {n, N, high - chunk_begin<T>(low)}, add);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
+                          const Operand<T>& k, const TileBlock& block,
+                          const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  const Index d = head.forward.d;
+  const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
+  const auto dq = head.dq.from(block.i0, 0);
+  if (mask.full() || (mask.whole() && k.finite)) {
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
+  }
+  const Index together = k.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = k;
+    if (!k.finite) {
+      seen =
+          copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
+    }
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
+                         {n, d, range.end - chunk_begin<T>(range.begin)}, add);
+  }
+  return count;
+}
+
+template <class T>
+void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
+  });
+}
+
+template <class T>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                             Scratch<T> memory) {
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const BackwardScratch<T> buffers(memory, d, dv);
+  const AmxScope<T> amx;
+  BackwardMask<T> mask;
+  TileBlock block{i0, rows, 0, j0, 0, n};
+  mask.fill(head.forward.visibility, block);
+  if (mask.hidden()) return {mask.pairs(), 0};
+  block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
+  const bool all = mask.full();
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+  Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
+  k.finite = all || *buffers.k_finite == T(1);
+
+  begin_scores<T>(head, block, buffers.score);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
+  if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
+  constexpr Index row = BackwardTile<T>::row;
+  const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
+    const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
+    products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
+  };
+  by_key(p, d_o, dv, buffers.sums_of_v(dv));
+  by_key(ds, q, d, buffers.sums_of_k(d));
+  products += add_by_query<T>(head, left_of<T>(ds, rows, n, buffers.left), k, block, buffers, mask);
+  return {mask.pairs(),
+          2 * products + (7 + backward_extras(head.forward)) * rows * round_up(n, Tile<T>::width)};
+}
+
+template <class T>
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
+  using S = Simd<T>;
+  const auto factor = S::broadcast(scale);
+  for (Index r = 0; r < rows; ++r) {
+    const T* in = from.data + r * from.row;
+    Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
+    for (; to.column == 1 && n + S::width <= N; n += S::width) {
+      S::store(factor * S::load(in + n), &to(r, n));
+    }
+    for (; n < N; ++n) to(r, n) = scale * in[n];
+  }
+}
+
+template <class T>
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  if (to_scale != nullptr) {
+    const Matrix<const T> sums = buffers.sums_of_k(head.d);
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
+  }
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/bf16_table.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+template <std::same_as<float> T>
+Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
+  Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
+  table.all_finite = &all_finite<T>;
+  table.gemm_scratch = &gemm_scratch<T>;
+  table.gemm = &gemm<T>;
+  table.executed_gemm_flops = &executed_gemm_flops<T>;
+  table.attention_forward_scratch = &attention_forward_scratch<T>;
+  table.attention_backward_scratch = &attention_backward_scratch<T>;
+  table.score_head = &score_head<T>;
+  table.attention_head_forward = &attention_head_forward<T>;
+  table.attention_head_backward = &attention_head_backward<T>;
+  table.flash_forward_scratch = &flash_forward_scratch<T>;
+  table.flash_backward_scratch = &flash_backward_scratch<T>;
+  table.flash_forward = &flash_forward<T>;
+  table.row_deltas = &row_deltas<T>;
+  table.flash_backward_begin = &flash_backward_begin<T>;
+  table.flash_backward_tile = &flash_backward_tile<T>;
+  table.flash_backward_end = &flash_backward_end<T>;
+  table.decode = {};  // queries that come one by one have the bits of those that come together
+  return table;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+#undef HEADWISE_ISA_PAIRS
+
+#define HEADWISE_ISA amx_three_pieces
+#define HEADWISE_ISA_BYTES 64
+#define HEADWISE_ISA_PAIRS 5
+
+// headwise/kernels/bf16.inc
+// headwise/kernels/products.inc
+// headwise/simd/vector.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Simd {
+  using Vector = T;
+  using Int = std::int64_t;
+  using IntVector = Int;
+  static constexpr int width = 1;
+
+  HEADWISE_INLINE static Vector zero() { return T(0); }
+  HEADWISE_INLINE static Vector broadcast(const T& x) { return x; }
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x; }
+  HEADWISE_INLINE static IntVector lane_numbers() { return 0; }
+  HEADWISE_INLINE static Vector load(const T* from) { return *from; }
+  HEADWISE_INLINE static void store(const Vector& x, T* to) { *to = x; }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) { return *from; }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) { *to = x != 0; }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) { return *from; }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { *to = x; }
+  HEADWISE_INLINE static const Vector& unfused(const Vector& x) { return x; }
+  HEADWISE_INLINE static Vector fma(const Vector& a, const Vector& b, const Vector& c) {
+    return a * b + c;
+  }
+  HEADWISE_INLINE static Vector greater(const Vector& a, const Vector& b) { return a < b ? b : a; }
+  HEADWISE_INLINE static IntVector within(Int x, Int begin, Int end) {
+    return x >= begin && x < end;
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return a != 0 && b != 0; }
+  HEADWISE_INLINE static bool any(IntVector a) { return a != 0; }
+  HEADWISE_INLINE static Vector select(IntVector condition, const Vector& yes, const Vector& no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+requires vectorised<T>
+struct Simd<T> {
+  static constexpr int width = HEADWISE_ISA_BYTES / static_cast<int>(sizeof(T));
+  typedef T Vector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Int = std::conditional_t<sizeof(T) == 4, std::int32_t, std::int64_t>;
+  typedef Int IntVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  using Bits = std::make_unsigned_t<Int>;
+  typedef Bits BitVector __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+  typedef std::uint8_t ByteVector __attribute__((vector_size(HEADWISE_ISA_BYTES / sizeof(T))));
+
+  HEADWISE_INLINE static Vector zero() { return Vector{}; }
+  HEADWISE_INLINE static Vector broadcast(T x) { return x - Vector{}; }  // folds to one shuffle
+  HEADWISE_INLINE static IntVector broadcast_int(Int x) { return x - IntVector{}; }
+  HEADWISE_INLINE static IntVector lane_numbers() {
+    Int numbers[std::size_t{width}];
+    for (int i = 0; i < width; ++i) numbers[i] = i;
+    return load_ints(numbers);
+  }
+  HEADWISE_INLINE static Vector load(const T* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, T* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_ints(const Int* from) {
+    IntVector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store_ints(IntVector x, Int* to) { std::memcpy(to, &x, sizeof x); }
+  HEADWISE_INLINE static IntVector load_bytes(const std::uint8_t* from) {
+    typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+    using Word = std::conditional_t<width >= 8, std::uint64_t,
+                                    std::conditional_t<width == 4, std::uint32_t, std::uint16_t>>;
+    typedef Word Words __attribute__((vector_size(16)));
+    Words words{};
+    constexpr int size = sizeof(Word);
+    for (int at = 0; at < width; at += size) {
+      Word word;
+      std::memcpy(&word, from + at, sizeof word);
+      words[at / size] = word;
+    }
+    auto x = __builtin_bit_cast(Bytes, words);
+#if HEADWISE_ISA_BYTES == 64
+    const auto bytes = __builtin_bit_cast(__m128i, x);
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(IntVector, _mm512_maskz_cvtepu8_epi32(0xFFFF, bytes));
+    } else {
+      return __builtin_bit_cast(IntVector, _mm512_maskz_cvtepu8_epi64(0xFF, bytes));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    const auto bytes = __builtin_bit_cast(__m128i, x);
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi32(bytes));
+    } else {
+      return __builtin_bit_cast(IntVector, _mm256_cvtepu8_epi64(bytes));
+    }
+#else
+    const Bytes none{};
+    x = __builtin_shufflevector(x, none, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    x = __builtin_shufflevector(x, none, 0, 1, 16, 17, 2, 3, 18, 19, 4, 5, 20, 21, 6, 7, 22, 23);
+    if constexpr (sizeof(T) == 4) return __builtin_bit_cast(IntVector, x);
+    return __builtin_bit_cast(IntVector, __builtin_shufflevector(x, none, 0, 1, 2, 3, 16, 17, 18,
+                                                                 19, 4, 5, 6, 7, 20, 21, 22, 23));
+#endif
+  }
+  HEADWISE_INLINE static void store_bytes(IntVector x, std::uint8_t* to) {
+    const ByteVector bytes = __builtin_convertvector(x, ByteVector);
+    std::memcpy(to, &bytes, sizeof bytes);
+  }
+  HEADWISE_INLINE static Vector unfused(Vector x) {
+#if HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 64
+    asm("" : "+v"(x));
+#elif HEADWISE_FUSES_ALL_THE_SAME && HEADWISE_ISA_BYTES == 32
+    asm("" : "+x"(x));
+#endif
+    return x;
+  }
+  HEADWISE_INLINE static Vector fma(Vector a, Vector b, Vector c) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_ps(__builtin_bit_cast(__m512, a), __builtin_bit_cast(__m512, b),
+                                  __builtin_bit_cast(__m512, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm512_fmadd_pd(__builtin_bit_cast(__m512d, a), __builtin_bit_cast(__m512d, b),
+                                  __builtin_bit_cast(__m512d, c)));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_ps(__builtin_bit_cast(__m256, a), __builtin_bit_cast(__m256, b),
+                                  __builtin_bit_cast(__m256, c)));
+    } else {
+      return __builtin_bit_cast(
+          Vector, _mm256_fmadd_pd(__builtin_bit_cast(__m256d, a), __builtin_bit_cast(__m256d, b),
+                                  __builtin_bit_cast(__m256d, c)));
+    }
+#else
+    return a * b + c;
+#endif
+  }
+  HEADWISE_INLINE static Vector greater(Vector a, Vector b) {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_ps(0xFFFF, __builtin_bit_cast(__m512, b),
+                                                            __builtin_bit_cast(__m512, a)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_max_pd(0xFF, __builtin_bit_cast(__m512d, b),
+                                                            __builtin_bit_cast(__m512d, a)));
+    }
+#else
+    return a < b ? b : a;
+#endif
+  }
+#if HEADWISE_ISA_BYTES == 64
+  HEADWISE_INLINE static auto not_below(Vector x, T bound) {
+#if HEADWISE_STRICT_BUILTINS
+    if constexpr (sizeof(T) == 4) {
+      return _mm512_cmp_ps_mask(__builtin_bit_cast(__m512, x),
+                                __builtin_bit_cast(__m512, broadcast(bound)), _CMP_NLT_UQ);
+    } else {
+      return _mm512_cmp_pd_mask(__builtin_bit_cast(__m512d, x),
+                                __builtin_bit_cast(__m512d, broadcast(bound)), _CMP_NLT_UQ);
+    }
+#else
+    const auto below = __builtin_bit_cast(__m512i, x < broadcast(bound));
+    if constexpr (sizeof(T) == 4) {
+      return _knot_mask16(_mm512_movepi32_mask(below));
+    } else {
+      return _knot_mask8(_mm512_movepi64_mask(below));
+    }
+#endif
+  }
+#endif
+  HEADWISE_INLINE static IntVector within(IntVector x, IntVector begin, IntVector end) {
+    return (x >= begin) & (x < end);
+  }
+  HEADWISE_INLINE static IntVector both(IntVector a, IntVector b) { return (a != 0) & (b != 0); }
+  HEADWISE_INLINE static bool any(IntVector a) {
+#if HEADWISE_ISA_BYTES == 64
+    const auto bits = __builtin_bit_cast(__m512i, a);
+    return _mm512_test_epi32_mask(bits, bits) != 0;
+#elif HEADWISE_ISA_BYTES == 32
+    const auto bits = __builtin_bit_cast(__m256i, a);
+    return _mm256_testz_si256(bits, bits) == 0;
+#else
+    std::uint64_t words[HEADWISE_ISA_BYTES / 8], all = 0;
+    std::memcpy(words, &a, sizeof words);
+    for (const std::uint64_t word : words) all |= word;
+    return all != 0;
+#endif
+  }
+  HEADWISE_INLINE static Vector select(IntVector condition, Vector yes, Vector no) {
+    return condition != 0 ? yes : no;
+  }
+};
+
+template <Scalar T>
+HEADWISE_INLINE T multiply_add(const T& a, const T& b, const T& c) {
+  if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, float>) {
+    return __builtin_fmaf(a, b, c);
+  } else if constexpr (HEADWISE_ISA_BYTES >= 32 && std::same_as<T, double>) {
+    return __builtin_fma(a, b, c);
+  } else {
+    return a * b + c;
+  }
+}
+
+template <class F, int... i>
+HEADWISE_INLINE void unrolled_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i>{}), ...);
+}
+template <int count, class F>
+HEADWISE_INLINE void unrolled(F&& f) {
+  unrolled_over(f, std::make_integer_sequence<int, count>());
+}
+
+template <int columns, class F, int... i>
+HEADWISE_INLINE void unrolled_pairs_over(F& f, std::integer_sequence<int, i...>) {
+  (f(std::integral_constant<int, i / columns>{}, std::integral_constant<int, i % columns>{}), ...);
+}
+template <int rows, int columns, class F>
+HEADWISE_INLINE void unrolled_pairs(F&& f) {
+  unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (int half = S::width / 2; half >= 1; half /= 2) {
+    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
+  }
+  return lanes[0];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/float16.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector from_fp16_bits(typename Simd<T>::BitVector half) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto in = __builtin_bit_cast(IntVector, half);
+  const IntVector exponents = S::broadcast_int(0x0f800000), rebias = S::broadcast_int(0x38000000);
+  const IntVector magnitude = (in & S::broadcast_int(0x7fff)) << 13;
+  const IntVector exponent = magnitude & exponents, sign = (in & S::broadcast_int(0x8000)) << 16;
+  const IntVector normal = magnitude + rebias;
+  const IntVector endless = normal + rebias;  // infinity and NaN
+  const auto tiny = __builtin_bit_cast(Vector, normal + S::broadcast_int(0x00800000)) -
+                    __builtin_bit_cast(Vector, S::broadcast_int(0x38800000));
+  const IntVector is_tiny = exponent == IntVector{}, is_endless = exponent == exponents;
+  const IntVector chosen = (is_tiny & __builtin_bit_cast(IntVector, tiny)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(Vector, chosen | sign);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector load_halves(const void* from) {
+  using BitVector = typename Simd<T>::BitVector;
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  Halves bits;
+  std::memcpy(&bits, from, sizeof bits);
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(BitVector,
+                            _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, bits)));
+#elif HEADWISE_ISA_BYTES == 32
+  return __builtin_bit_cast(BitVector, _mm256_cvtepu16_epi32(__builtin_bit_cast(__m128i, bits)));
+#else
+  return __builtin_convertvector(bits, BitVector);
+#endif
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_as(const U* from) {
+  using S = Simd<T>;
+  if constexpr (std::same_as<T, U>) {
+    return S::load(from);
+  } else {
+    static_assert(std::same_as<T, float>);
+    if constexpr (std::same_as<U, BFloat16>) {
+      return __builtin_bit_cast(typename S::Vector, load_halves<T>(from) << 16);
+    } else {
+#if HEADWISE_ISA_BYTES == 64
+      __m256i bits;
+      std::memcpy(&bits, from, sizeof bits);
+      return __builtin_bit_cast(typename S::Vector, _mm512_maskz_cvtph_ps(0xFFFF, bits));
+#else
+      return from_fp16_bits<T>(load_halves<T>(from));
+#endif
+    }
+  }
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector low_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs << 16);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    return __builtin_bit_cast(
+        typename Simd<T>::Vector,
+        _mm512_maskz_cvtph_ps(
+            0xFFFF, _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, pairs))));
+#else
+    return from_fp16_bits<T>(pairs & 0xffffu);
+#endif
+  }
+}
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector high_halves(typename Simd<T>::BitVector pairs) {
+  if constexpr (std::same_as<U, BFloat16>) {
+    return __builtin_bit_cast(typename Simd<T>::Vector, pairs & 0xffff0000u);
+  } else {
+    return low_halves<T, U>(pairs >> 16);
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_fp16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using IntVector = typename S::IntVector;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(IntVector, bits & 0x7fffffffu);
+  const IntVector least_normal = S::broadcast_int(0x38800000);
+  const IntVector normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - 0x38000000) >> 13;
+  const IntVector half = S::broadcast_int(0x3f000000);
+  const Vector tiny = __builtin_bit_cast(Vector, magnitude) + __builtin_bit_cast(Vector, half);
+  const IntVector infinity = S::broadcast_int(0x7f800000), largest = S::broadcast_int(0x477fefff);
+  const IntVector is_tiny = least_normal > magnitude, is_nan = magnitude > infinity,
+                  is_endless = magnitude > largest;
+  const IntVector endless = (is_nan & ((magnitude >> 13 & 0x3ff) | 0x200)) | 0x7c00;
+  const IntVector chosen = (is_tiny & (__builtin_bit_cast(IntVector, tiny) - half)) |
+                           (is_endless & endless) | (~(is_tiny | is_endless) & normal);
+  return __builtin_bit_cast(typename S::BitVector, chosen) | (bits >> 16 & 0x8000u);
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::BitVector to_bf16_bits(typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  const auto bits = __builtin_bit_cast(typename S::BitVector, x);
+  const auto magnitude = __builtin_bit_cast(typename S::IntVector, bits & 0x7fffffffu);
+  const auto is_nan =
+      __builtin_bit_cast(typename S::BitVector, magnitude > S::broadcast_int(0x7f800000));
+  const typename S::BitVector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) >> 16;
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_halves(typename Simd<T>::BitVector x, void* to) {
+#if HEADWISE_ISA_BYTES == 64
+  const auto halves = _mm512_maskz_cvtepi32_epi16(0xFFFF, __builtin_bit_cast(__m512i, x));
+#elif HEADWISE_ISA_BYTES == 32
+  const auto pairs = _mm256_packus_epi32(__builtin_bit_cast(__m256i, x), _mm256_setzero_si256());
+  const auto halves = _mm256_castsi256_si128(_mm256_permute4x64_epi64(pairs, 0x08));
+#else
+  typedef std::uint16_t Halves __attribute__((vector_size(HEADWISE_ISA_BYTES / 2)));
+  const auto halves = __builtin_convertvector(x, Halves);
+#endif
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE T element_as(const U& x) {
+  if constexpr (std::same_as<T, U>) {
+    return x;
+  } else {
+    return convert_float<T>(x);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/factor.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+struct Factor {
+  using S = Simd<T>;
+  using Element = T;
+  using Vector = typename S::Vector;
+  static constexpr Index depth = 1;   // inner indices of an element
+  static constexpr Index chunk = 1;   // inner indices that are summed up together
+  static constexpr Index pieces = 1;  // that a number is split into
+
+  HEADWISE_INLINE static Vector broadcast(const Element& x) { return S::broadcast(x); }
+  HEADWISE_INLINE static Vector load(const Element* from) { return S::load(from); }
+  HEADWISE_INLINE static void store(const Vector& x, Element* to,
+                                    [[maybe_unused]] Index apart = 0) {
+    S::store(x, to);
+  }
+  HEADWISE_INLINE static Vector multiply_add(const Vector& a, const Vector& b, const Vector& sum) {
+    return S::fma(a, b, sum);
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    *to = number(0);
+  }
+  template <class F>
+  HEADWISE_INLINE static Element kept(const Element& x, const F& keep) {
+    return keep(0) ? x : T(0);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_rows(const U* from, Index) {
+    return load_as<T>(from);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_steps(const U* from) {
+    return load_as<T>(from);
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+  HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
+  HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
+    return x - x;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS != 0
+
+struct BFloat16Factor {
+  using S = Simd<float>;
+  using Element = BFloat16Pair;
+  using Vector = S::BitVector;
+  using Numbers = S::Vector;
+  static constexpr Index depth = 2;
+  static constexpr Index chunk = HEADWISE_ISA_PAIRS >= 3 ? 32 : 2;
+  static constexpr Index pieces = 1;
+  static constexpr int width = S::width;
+
+  HEADWISE_INLINE static Vector broadcast(Element x) { return x.bits - Vector{}; }
+  HEADWISE_INLINE static Vector load(const Element* from) {
+    Vector x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  HEADWISE_INLINE static void store(Vector x, Element* to, [[maybe_unused]] Index apart = 0) {
+    std::memcpy(to, &x, sizeof x);
+  }
+  HEADWISE_INLINE static Numbers multiply_add(Vector a, Vector b, Numbers sum) {
+#if HEADWISE_ISA_PAIRS >= 2
+    return __builtin_bit_cast(
+        Numbers, _mm512_dpbf16_ps(__builtin_bit_cast(__m512, sum), __builtin_bit_cast(__m512bh, a),
+                                  __builtin_bit_cast(__m512bh, b)));
+#else
+    return S::fma(first(a), first(b), S::fma(second(a), second(b), sum));
+#endif
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, [[maybe_unused]] Index apart) {
+    const float one = number(0), two = number(1);
+    *to = {rounded(one) >> 16 | rounded(two)};
+  }
+  template <class F>
+  HEADWISE_INLINE static Element kept(Element x, const F& keep) {
+    return {x.bits & ((keep(0) ? 0xffffu : 0u) | (keep(1) ? 0xffff0000u : 0u))};
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
+    return join(load_as<float>(from), load_as<float>(from + row));
+  }
+  HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
+    return rounded(one) >> 16 | rounded(two);
+  }
+  template <class U>
+  HEADWISE_INLINE static Vector load_steps(const U* from) {
+    const Numbers low = load_as<float>(from), high = load_as<float>(from + width);
+#if HEADWISE_ISA_PAIRS >= 2
+    return __builtin_bit_cast(Vector, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, high),
+                                                          __builtin_bit_cast(__m512, low)));
+#else
+    return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+      return join(__builtin_shufflevector(low, high, (2 * n)...),
+                  __builtin_shufflevector(low, high, (2 * n + 1)...));
+    }
+    (std::make_integer_sequence<int, width>());
+#endif
+  }
+  HEADWISE_INLINE static Numbers read_number(Numbers x) {
+    return __builtin_bit_cast(Numbers, rounded(x));
+  }
+  HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers residue(Vector x) {
+    return (first(x) - first(x)) + (second(x) - second(x));
+  }
+  HEADWISE_INLINE static Numbers residue_of_numbers(Numbers x) {
+    const Numbers above = x + x * S::broadcast(0x1p-8f);
+    return above - above;
+  }
+
+ protected:
+  HEADWISE_INLINE static Numbers first(Vector x) { return __builtin_bit_cast(Numbers, x << 16); }
+  HEADWISE_INLINE static Numbers second(Vector x) {
+    return __builtin_bit_cast(Numbers, x & 0xffff0000u);
+  }
+  HEADWISE_INLINE static Vector rounded(Numbers x) {
+#if HEADWISE_ISA_PAIRS >= 2
+    const auto halves = _mm512_cvtneps_pbh(__builtin_bit_cast(__m512, x));
+    return __builtin_bit_cast(
+               Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
+           << 16;
+#else
+    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
+    const auto is_nan = __builtin_bit_cast(
+        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
+    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+#endif
+  }
+  HEADWISE_INLINE static std::uint32_t rounded(float x) {
+    return std::uint32_t{convert_float<BFloat16>(x).bits} << 16;
+  }
+};
+
+#if HEADWISE_ISA_PAIRS < 4
+template <>
+struct Factor<float> : BFloat16Factor {};
+#endif
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/pieces.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_PAIRS > 3
+
+template <>
+struct Factor<float> : BFloat16Factor {
+  static constexpr Index pieces = HEADWISE_ISA_PAIRS - 2;
+  template <class Bits>
+  struct Split {
+    Bits of[std::size_t{pieces}];
+  };
+  using Pieces = Split<Vector>;
+
+  HEADWISE_INLINE static void store(Vector x, Element* to) { BFloat16Factor::store(x, to); }
+  HEADWISE_INLINE static void store(const Pieces& x, Element* to, Index apart) {
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { store(x.of[p], to + p * apart); });
+  }
+  template <class F>
+  HEADWISE_INLINE static void put(const F& number, Element* to, Index apart) {
+    const auto x = split<std::uint32_t, true>(number(0), number(1));
+    for (Index p = 0; p < pieces; ++p) to[p * apart] = {x.of[p]};
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
+    return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
+  }
+  template <class U>
+  HEADWISE_INLINE static Pieces load_steps(const U* from) {
+    return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
+  }
+  template <class X>
+  HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+
+ private:
+  template <int p, class Bits, class X>
+  HEADWISE_INLINE static Bits piece(const X& left) {
+    if constexpr (p == 1 && pieces == 2) {
+      return rounded(left);
+    } else {
+      return (__builtin_bit_cast(Bits, left) + (p < 2 ? 0x8000u : 0u)) & 0xffff0000u;
+    }
+  }
+  template <class Bits, bool of_each, class X>
+  HEADWISE_INLINE static Split<Bits> split(X one, X two) {
+    Split<Bits> x;
+    unrolled<pieces>([&](auto p) HEADWISE_ALWAYS_INLINE {
+      const Bits in_one = piece<p, Bits>(one), in_two = piece<p, Bits>(two);
+      if constexpr (of_each) {
+        x.of[p] = in_one >> 16 | in_two;
+      } else {
+        x.of[p] = __builtin_bit_cast(Bits, _mm512_cvtne2ps_pbh(__builtin_bit_cast(__m512, in_two),
+                                                               __builtin_bit_cast(__m512, in_one)));
+      }
+      one = one - __builtin_bit_cast(X, in_one);
+      two = two - __builtin_bit_cast(X, in_two);
+    });
+    return x;
+  }
+};
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/exp.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, std::size_t count>
+HEADWISE_INLINE typename Simd<T>::Vector polynomial(const T (&coefficients)[count],
+                                                    typename Simd<T>::Vector x) {
+  using S = Simd<T>;
+  auto sum = S::broadcast(coefficients[count - 1]);
+  unrolled<static_cast<int>(count) - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+    sum = S::fma(sum, x, S::broadcast(coefficients[count - 2 - std::size_t{n}]));
+  });
+  return sum;
+}
+
+template <Scalar T>
+T weight_unit() {
+  if constexpr (vectorised<T>) return std::numbers::log2e_v<T>;
+  return T(1);
+}
+
+template <Scalar T, bool flows = false>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::exp;
+    return exp(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
+#if HEADWISE_ISA_BYTES == 64
+    using Vector = typename S::Vector;
+    const auto kept = S::not_below(x, lowest);
+    if constexpr (sizeof(T) == 4) {
+      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(Vector,
+                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+    } else {
+      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+      return __builtin_bit_cast(
+          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+    }
+#else
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector shifted = x + C::shift;
+    const Vector f = x - (shifted - C::shift);
+    const Vector scale =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  Index n = 0;
+  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
+  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
+  S::store(weight_of<T>(S::load(part)), part);
+  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/log.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    using std::log;
+    return T(log(x));
+  } else {
+    using S = Simd<T>;
+    using C = LogConstants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    constexpr auto root = __builtin_bit_cast(typename S::Bits, C::root_of_half);
+    constexpr auto shift = __builtin_bit_cast(typename S::Bits, C::shift);
+    const auto bits = __builtin_bit_cast(BitVector, x);
+    const auto above = __builtin_bit_cast(typename S::IntVector, bits - root);
+    const auto power =
+        __builtin_bit_cast(BitVector, above >> C::mantissa_bits);  // n, with its sign
+    const Vector n = __builtin_bit_cast(Vector, power + shift) - C::shift;
+    const Vector f = __builtin_bit_cast(Vector, bits - (power << C::mantissa_bits)) - T(1);
+
+    const Vector s = f / (f + T(2)), square = s * s, h = T(0.5) * f * f;
+    const Vector r = square * polynomial<T>(C::terms, square);
+    const Vector rest = S::fma(s, h + r, n * C::ln2_low);
+    const Vector log = n * C::ln2_high - ((h - rest) - f);
+    const Vector most = S::broadcast((std::numeric_limits<T>::max)());
+    T of_zero;
+    set_negative_infinity(of_zero);
+    return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
+  }
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
+    S::store(log_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tails.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector leading(
+    const typename Simd<T>::Vector& x) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits mask = static_cast<Bits>(~Bits{0}) << Exp2Constants<T>::low_bits;
+  return __builtin_bit_cast(typename S::Vector,
+                            __builtin_bit_cast(typename S::BitVector, x) & mask);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
+    const typename Simd<T>::Vector& x, T bound) {
+  using S = Simd<T>;
+  using Bits = typename S::Bits;
+  constexpr Bits sign = Bits{1} << (8 * sizeof(T) - 1);
+  const auto below =
+      __builtin_bit_cast(typename S::Vector, __builtin_bit_cast(typename S::BitVector, x) | sign);
+  return S::greater(below, S::broadcast(-bound));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+  using Vector = typename S::Vector;
+  const Vector whole = high * C::log2e_high;
+  const Vector part = S::fma(low, S::broadcast(std::numbers::log2e_v<T>), high * C::log2e_low);
+  const Vector shifted = (whole + part) + C::shift;
+  const Vector n = shifted - C::shift;
+  const Vector f = (whole - n) + part;
+#if HEADWISE_ISA_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512, n)));
+  } else {
+    return __builtin_bit_cast(
+        Vector,
+        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+                               __builtin_bit_cast(__m512d, n)));
+  }
+#else
+  using BitVector = typename S::BitVector;
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(high, x - high);
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
+    const typename Simd<T>::Vector& x) {
+  const auto high = leading<T>(x);
+  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+}
+
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_tail(
+    const typename Simd<T>::Vector& x) {
+  using C = NormalConstants<T>;
+  return polynomial<T>(C::over, -x) / polynomial<T>(C::under, -x);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/simd/tanh.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
+  if constexpr (!vectorised<T>) {
+    return hyperbolic_tangent(x);
+  } else {
+    using S = Simd<T>;
+    using C = Exp2Constants<T>;
+    using Vector = typename S::Vector;
+    using BitVector = typename S::BitVector;
+    const Vector y =
+        below_zero<T>(x, LogisticConstants<T>::tanh_bound) * (2 * std::numbers::log2e_v<T>);
+    const Vector shifted = y + C::shift;
+    const Vector f = y - (shifted - C::shift);
+    const Vector power =
+        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+    constexpr int last = static_cast<int>(std::size(C::terms)) - 1;
+    Vector sum = S::broadcast(C::terms[last]);
+    unrolled<last - 1>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(sum, f, S::broadcast(C::terms[std::size_t{last - 1 - n}]));
+    });
+    const Vector m = S::fma(power, f * sum, power - T(1));
+    const Vector below = m / (m + T(2));
+    return S::select(x < S::zero(), below, S::zero() - below);
+  }
+}
+
+template <Scalar T>
+void tanhs_of(const T* x, Index count, T* y) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}] = {};
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
+    S::store(tanh_of<T>(S::load(part)), part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
+// headwise/kernels/tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+using simd::HEADWISE_ISA::element_as;
+using simd::HEADWISE_ISA::Factor;
+using simd::HEADWISE_ISA::load_as;
+using simd::HEADWISE_ISA::Simd;
+using simd::HEADWISE_ISA::unrolled;
+using simd::HEADWISE_ISA::unrolled_pairs;
+
+template <class T>
+struct Tile {
+  static constexpr int rows = Factor<T>::chunk > Factor<T>::depth ? 16
+                              : simd::vectorised<T>               ? 6
+                                                                  : 2;
+  static constexpr int vectors = HEADWISE_ISA_BYTES == 64 ? 4 : 2;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index columns = vectors * width;
+};
+
+template <class T>
+using Element = typename Factor<T>::Element;
+
+template <class T>
+constexpr Index inner_elements(Index K) {
+  return round_up(K, Factor<T>::chunk) / Factor<T>::depth;
+}
+template <class T>
+inline constexpr Index chunk_steps = Factor<T>::chunk / Factor<T>::depth;
+template <class T>
+constexpr Index steps(Index K) {
+  return inner_elements<T>(K) * Factor<T>::pieces;
+}
+template <class T>
+constexpr Index step_of_element(Index element) {
+  if constexpr (Factor<T>::pieces == 1) {
+    return element;
+  } else {
+    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
+  }
+}
+template <class T>
+constexpr Index terms_of(Index steps) {
+  return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
+}
+template <class T>
+constexpr Index chunk_begin(Index k) {
+  return k / Factor<T>::chunk * Factor<T>::chunk;
+}
+template <class T>
+constexpr Index step_of(Index k) {
+  return steps<T>(chunk_begin<T>(k));
+}
+
+template <class T>
+HEADWISE_INLINE constexpr Element<T>* elements(T* x) {
+  if constexpr (std::same_as<Element<T>, T>) {
+    return x;
+  } else {
+    static_assert(sizeof(Element<T>) == sizeof(T));
+    return reinterpret_cast<Element<T>*>(x);
+  }
+}
+
+template <class T>
+void set_zero(T* x, Index count) {
+  using S = Simd<T>;
+  for (Index n = 0; n < count; n += S::width) S::store(S::zero(), x + n);
+}
+
+template <class T>
+struct Walk {
+  const Element<T>* data;
+  Index row;                         // of a: from one row of the result to the next within a tile
+  Index step;                        // from one step of inner indices to the next
+  Index tile = Tile<T>::rows * row;  // of a: from one tile's first row to the next one's
+};
+
+enum class Finish {
+  assign,   // c = alpha sum + bias
+  add,      // c = c + alpha sum
+  rescale,  // c = factor_m c + sum
+};
+
+template <class T>
+struct TileStore {
+  T* c;
+  Index row;
+  Finish finish = Finish::assign;
+  T alpha = T(1);
+  const T* bias = nullptr;    // [columns]
+  const T* factor = nullptr;  // [rows]
+};
+
+template <class T>
+struct Panel {
+  const Element<T>* a;
+  const Element<T>* b;
+  T* c;
+  Index a_row, b_step, c_row, a_step, a_tile;
+  const T* bias;
+  Index K;
+  const T* factor;
+  Finish finish;
+  T alpha;
+
+  HEADWISE_INLINE Panel(const Walk<T>& left, const Walk<T>& right, Index steps,
+                        const TileStore<T>& to)
+      : a(left.data),
+        b(right.data),
+        c(to.c),
+        a_row(left.row),
+        b_step(right.step),
+        c_row(to.row),
+        a_step(left.step),
+        a_tile(left.tile),
+        bias(to.bias),
+        K(steps),
+        factor(to.factor),
+        finish(to.finish),
+        alpha(to.alpha) {}
+};
+
+template <class T, int M, int V>
+HEADWISE_INLINE void finish_tile(const Panel<T>& panel, Index first,
+                                 typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  using S = Simd<T>;
+  const Index row = panel.c_row;  // of its own: a store might have changed what panel holds
+  T* const c = panel.c + first * row;
+  if (panel.finish == Finish::rescale) {
+    const T* const factor = panel.factor + first;
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * row + v * S::width;
+      S::store(S::fma(S::broadcast(factor[m]), S::load(at), sum[m][v]), at);
+    });
+    return;
+  }
+  if (panel.alpha != T(1)) {
+    const auto alpha = S::broadcast(panel.alpha);
+    unrolled_pairs<M, V>([&](auto m, auto v)
+                             HEADWISE_ALWAYS_INLINE { sum[m][v] = alpha * sum[m][v]; });
+  }
+  if (panel.finish == Finish::add) {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c + m * row + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
+    return;
+  }
+  if (panel.bias != nullptr) {
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      sum[m][v] = sum[m][v] + S::load(panel.bias + v * S::width);
+    });
+  }
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    S::store(sum[m][v], c + m * row + v * S::width);
+  });
+}
+
+template <class T, int M, int V>
+HEADWISE_INLINE void ask_for_tile(const T* c, Index row) {
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+    if constexpr (v * HEADWISE_ISA_BYTES % 64 == 0) {
+      __builtin_prefetch(c + m * row + v * Simd<T>::width, 1);
+    }
+  });
+}
+
+template <class T, int M, int V, class ElementOf>
+HEADWISE_INLINE void add_step(const Element<T>* b,
+                              typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}],
+                              const ElementOf& a_of) {
+  using F = Factor<T>;
+  typename F::Vector in_b[std::size_t{V}];
+  unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE { in_b[v] = F::load(b + v * Simd<T>::width); });
+  unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+    const auto x = F::broadcast(a_of(m));
+    unrolled<V>([&](auto v)
+                    HEADWISE_ALWAYS_INLINE { sum[m][v] = F::multiply_add(x, in_b[v], sum[m][v]); });
+  });
+}
+
+template <class T, int M, int V>
+HEADWISE_INLINE Index
+add_steps_by_fours(const Panel<T>& panel, const Element<T>*& a, const Element<T>*& b,
+                   typename Simd<T>::Vector (&sum)[std::size_t{M}][std::size_t{V}]) {
+  constexpr Index bytes = sizeof(Element<T>);
+  const Index tile = bytes * panel.a_tile, a_step = panel.a_step, b_step = panel.b_step;
+  Index row = bytes * panel.a_row, three = 3 * row, five = 5 * row;
+  asm("" : "+r"(row), "+r"(three), "+r"(five));
+  const Index fours = panel.K / 4;
+  for (Index left = fours; left > 0; --left) {
+    unrolled<4>([&](auto) HEADWISE_ALWAYS_INLINE {
+      add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+        constexpr int r = m % Tile<T>::rows;
+        const Index at = m / Tile<T>::rows * tile + (r == 3 ? three : r == 5 ? five : r * row);
+        return *reinterpret_cast<const Element<T>*>(reinterpret_cast<const char*>(a) + at);
+      });
+      a += a_step;
+      b += b_step;
+      asm volatile("" : "+r"(a), "+r"(b)::"memory");  // what a step loads is not loaded before it
+    });
+  }
+  return 4 * fours;
+}
+
+template <class T, int M, int V>
+void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
+  using S = Simd<T>;
+  typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+  unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+  if (panel.finish == Finish::add) {
+    ask_for_tile<T, M, V>(panel.c + first * panel.c_row, panel.c_row);
+  }
+  const Element<T>* b = panel.b;
+  Index k = 0;
+  if constexpr (M >= 4 && simd::vectorised<T>) {
+    k = add_steps_by_fours<T, M, V>(panel, a, b, sum);
+  }
+  for (; k < panel.K; ++k) {
+    add_step<T, M, V>(b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE {
+      constexpr int rows = Tile<T>::rows;
+      return a[m / rows * panel.a_tile + m % rows * panel.a_row];
+    });
+    a += panel.a_step;
+    b += panel.b_step;
+  }
+  finish_tile<T, M, V>(panel, first, sum);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/amx_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct [[maybe_unused]] AmxScope {
+  AmxScope() {}
+};
+
+#if HEADWISE_ISA_PAIRS >= 3
+
+template <>
+struct AmxScope<float> {
+  struct Layout {
+    std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+  };
+
+  AmxScope() {
+    const Layout layout;
+    asm volatile("" ::"r"(&layout) : "memory");  // it is in memory: see run_amx_tile
+    _tile_loadconfig(&layout);
+  }
+  ~AmxScope() { _tile_release(); }
+  AmxScope(const AmxScope&) = delete;
+  AmxScope& operator=(const AmxScope&) = delete;
+};
+
+#if HEADWISE_ISA_PAIRS == 3
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, b, b_bytes);
+  _tile_dpbf16ps(0, 4, 5);
+  if constexpr (V > 1) {
+    _tile_loadd(6, b + width, b_bytes);
+    _tile_dpbf16ps(1, 4, 6);
+  }
+  if constexpr (V > 2) {
+    _tile_loadd(7, b + 2 * width, b_bytes);
+    _tile_dpbf16ps(2, 4, 7);
+  }
+  if constexpr (V > 3) {
+    _tile_loadd(5, b + 3 * width, b_bytes);
+    _tile_dpbf16ps(3, 4, 5);
+  }
+}
+
+#else
+
+template <int v, Index piece>
+HEADWISE_INLINE void multiply_piece() {
+  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
+  if constexpr (v == 0) {
+    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
+    _tile_dpbf16ps(0, 4, 7);
+  } else if constexpr (v == 1) {
+    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
+    _tile_dpbf16ps(1, 4, 7);
+  } else if constexpr (v == 2) {
+    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
+    _tile_dpbf16ps(2, 4, 7);
+  } else {
+    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
+    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
+    _tile_dpbf16ps(3, 4, 7);
+  }
+}
+
+template <int V>
+HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
+                               Index b_bytes) {
+  constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
+  _tile_loadd(4, a, a_bytes);
+  _tile_loadd(5, a + steps, a_bytes);
+  if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
+  const char* const first = reinterpret_cast<const char*>(b);
+  unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
+    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
+    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
+    multiply_piece<v, piece>();
+  });
+}
+
+#endif
+
+template <int V>
+HEADWISE_INLINE void load_sums(const float* from, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_loadd(0, from, bytes);
+  if constexpr (V > 1) _tile_loadd(1, from + width, bytes);
+  if constexpr (V > 2) _tile_loadd(2, from + 2 * width, bytes);
+  if constexpr (V > 3) _tile_loadd(3, from + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void store_sums(float* to, Index bytes) {
+  constexpr Index width = Simd<float>::width;
+  _tile_stored(0, to, bytes);
+  if constexpr (V > 1) _tile_stored(1, to + width, bytes);
+  if constexpr (V > 2) _tile_stored(2, to + 2 * width, bytes);
+  if constexpr (V > 3) _tile_stored(3, to + 3 * width, bytes);
+}
+template <int V>
+HEADWISE_INLINE void set_sums_zero() {
+  _tile_zero(0);
+  if constexpr (V > 1) _tile_zero(1);
+  if constexpr (V > 2) _tile_zero(2);
+  if constexpr (V > 3) _tile_zero(3);
+}
+
+template <class T>
+HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
+  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+}
+
+template <class T, int V>
+void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
+  using S = Simd<T>;
+  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
+  alignas(64) T copy[std::size_t{16 * columns}];
+  T* const c = panel.c + first * panel.c_row;
+  const Index c_bytes = panel.c_row * Index{sizeof(T)};
+  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
+  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
+    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
+      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+        S::store(S::load(from + v * S::width), to + v * S::width);
+      });
+    }
+  };
+  const bool begins_with_c = direct && panel.finish == Finish::add;
+  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
+  T* const sums = whole ? c : copy;
+  const Index sums_bytes = whole ? c_bytes : bytes;
+  asm volatile("" ::: "memory");
+  if (begins_with_c) {
+    load_sums<V>(sums, sums_bytes);
+  } else if (direct && panel.bias != nullptr) {
+    load_sums<V>(panel.bias, 0);
+  } else {
+    set_sums_zero<V>();
+  }
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
+  const Element<T>* a = panel.a + first * panel.a_row;
+  const Element<T>* b = panel.b;
+  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
+  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V>(a, a_bytes, b, b_bytes);
+  }
+  store_sums<V>(sums, sums_bytes);
+  asm volatile("" ::: "memory");
+  if (whole) return;
+  if (direct) return copy_rows(copy, columns, c, panel.c_row);
+  for (Index m = 0; m < rows; ++m) {
+    typename S::Vector sum[1][std::size_t{V}];
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      sum[0][v] = S::load(copy + m * columns + v * S::width);
+    });
+    finish_tile<T, 1, V>(panel, first + m, sum);
+  }
+}
+
+#endif
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/panel.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, int V>
+void run_rows(const Panel<T>& panel, Index M) {
+  if constexpr (Tile<T>::rows == 16) {
+    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
+    Panel<T> part = panel;
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      part.K = std::min<Index>(block, panel.K - k);
+      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
+      part.a += block;
+      part.b += block * panel.b_step;
+      part.finish = Finish::add;
+    }
+  } else {
+    Index m = 0;
+    const Element<T>* a = panel.a;
+    if constexpr (Tile<T>::rows == 6) {
+      if constexpr (V == 1) {
+        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+      }
+      const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
+      for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
+        run_tile<T, 6, V>(panel, a, m);
+      }
+      for (; m + 4 <= M; m += 4, a += 4 * panel.a_row) run_tile<T, 4, V>(panel, a, m);
+    }
+    const Index two_rows = Tile<T>::rows == 2 ? panel.a_tile : 2 * panel.a_row;
+    for (; m + 2 <= M; m += 2, a += two_rows) run_tile<T, 2, V>(panel, a, m);
+    if (m < M) run_tile<T, 1, V>(panel, a, m);
+  }
+}
+
+template <class T>
+void run_panel(const Panel<T>& panel, Index M, Index vectors) {
+  if constexpr (Tile<T>::vectors == 4) {
+    if (vectors == 4) return run_rows<T, 4>(panel, M);
+    if (vectors == 3) return run_rows<T, 3>(panel, M);
+  }
+  if (vectors == 2) return run_rows<T, 2>(panel, M);
+  if (vectors == 1) run_rows<T, 1>(panel, M);
+}
+template <class T>
+HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
+                               const TileStore<T>& to) {
+  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/transpose.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, int size, bool upper, class Vector>
+HEADWISE_INLINE Vector interleaved(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  constexpr int from = upper ? lane / 2 : 0;
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b,
+                                   (n / size % 2 * width + n / lane * lane + from +
+                                    n % lane / (2 * size) * size + n % size)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+template <Scalar T, bool odd, class Vector>
+HEADWISE_INLINE Vector every_other(const Vector& a, const Vector& b) {
+  constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+  return [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    return __builtin_shufflevector(a, b, ((2 * (n / lane) + (odd ? 1 : 0)) * lane + n % lane)...);
+  }
+  (std::make_integer_sequence<int, width>());
+}
+
+template <Scalar T, class Vector>
+HEADWISE_INLINE void transpose(Vector (&rows)[std::size_t{Simd<T>::width}]) {
+  if constexpr (simd::vectorised<T>) {
+    constexpr int width = Simd<T>::width, lane = 16 / static_cast<int>(sizeof(T));
+    constexpr int squares = width / lane;
+    const auto exchange = [&](auto size, int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = interleaved<T, size, false>(a, b);
+      rows[s] = interleaved<T, size, true>(a, b);
+    };
+    const auto exchange_squares = [&](int r, int s) HEADWISE_ALWAYS_INLINE {
+      const Vector a = rows[r], b = rows[s];
+      rows[r] = every_other<T, false>(a, b);
+      rows[s] = every_other<T, true>(a, b);
+    };
+    unrolled<squares>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      constexpr std::integral_constant<int, 1> one;
+      constexpr std::integral_constant<int, 2> two;
+      constexpr int r = n * lane;
+      exchange(one, r, r + 1);
+      if constexpr (lane == 4) {
+        exchange(one, r + 2, r + 3);
+        exchange(two, r, r + 2);      // columns 0 and 1
+        exchange(two, r + 1, r + 3);  // columns 2 and 3
+        const Vector column_2 = rows[r + 1];
+        rows[r + 1] = rows[r + 2];
+        rows[r + 2] = column_2;
+      }
+    });
+    if constexpr (squares > 1) {
+      unrolled<lane>([&](auto c) HEADWISE_ALWAYS_INLINE {
+        exchange_squares(c, c + lane);
+        if constexpr (squares == 4) {
+          exchange_squares(c + 2 * lane, c + 3 * lane);
+          exchange_squares(c, c + 2 * lane);
+          exchange_squares(c + lane, c + 3 * lane);
+        }
+      });
+    }
+  }
+}
+
+template <Scalar T, class Lines, class To, class Line>
+HEADWISE_INLINE void store_transposed_lines(To* to, Index row, const Line& line) {
+  constexpr Index width = Simd<T>::width;
+  typename Lines::Vector lines[std::size_t{width}];
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { lines[r] = line(r); });
+  transpose<T>(lines);
+  unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE { Lines::store(lines[r], to + r * row); });
+}
+
+template <Scalar T, class Line>
+HEADWISE_INLINE void store_transposed_elements(Element<T>* to, Index row,
+                                               [[maybe_unused]] Index apart, const Line& line) {
+  using F = Factor<T>;
+  if constexpr (F::pieces == 1) {
+    store_transposed_lines<T, F>(to, row, line);
+  } else {
+    constexpr Index width = Simd<T>::width;
+    typename F::Vector lines[std::size_t{F::pieces}][std::size_t{width}];
+    unrolled<width>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      const auto split = line(r);
+      unrolled<F::pieces>([&](auto p) HEADWISE_ALWAYS_INLINE { lines[p][r] = split.of[p]; });
+    });
+    for (const auto& of_piece : lines) {
+      store_transposed_lines<T, F>(to, row,
+                                   [&](auto r) HEADWISE_ALWAYS_INLINE { return of_piece[r]; });
+      to += apart;
+    }
+  }
+}
+
+template <Scalar T, class U>
+[[gnu::noinline]] void transpose_square(const U* from, Index from_row, T* to, Index to_row) {
+  store_transposed_lines<T, Simd<T>>(
+      to, to_row, [&](auto r) HEADWISE_ALWAYS_INLINE { return load_as<T>(from + r * from_row); });
+}
+template <Scalar T>
+void transpose_rows(const T* from, Index from_row, Index rows, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}] = {};
+  for (Index r = 0; r < rows; ++r) S::store(S::load(from + r * from_row), square + r * S::width);
+  transpose_square<T>(square, S::width, to, to_row);
+}
+template <Scalar T>
+void transpose_columns(const T* from, Index from_row, Index columns, T* to, Index to_row) {
+  using S = Simd<T>;
+  T square[std::size_t{S::width * S::width}];
+  transpose_square<T>(from, from_row, square, S::width);
+  for (Index r = 0; r < columns; ++r) S::store(S::load(square + r * S::width), to + r * to_row);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/pack.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct GemmBlocks {
+  static constexpr Index k = Factor<T>::pieces > 1 ? 192 : HEADWISE_ISA_BYTES >= 32 ? 384 : 64;
+  static constexpr Index m = 192;
+  static constexpr Index packed_m = 96;  // rows of a that are copied together
+  static constexpr Index few_k = 16;     // so few columns of it are read where they lie
+  static constexpr Index n = 768;
+};
+
+template <class U, int level = 2>
+HEADWISE_INLINE void prefetch_rows(const Matrix<const U>& b, Index rows, Index N) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(U)));
+  if (b.column != 1) return;
+  for (Index r = 0; r < rows; ++r) {
+    for (Index n = 0; n < N; n += line) __builtin_prefetch(b.data + r * b.row + n, 0, level);
+  }
+}
+
+inline constexpr Index rows_ahead = 8;
+template <int count, class U>
+HEADWISE_INLINE void prefetch_next(const Matrix<const U>& b, Index first, Index rows, Index N) {
+  if (first + count <= rows) prefetch_rows<U, 3>(b.from(first, 0), count, N);
+}
+
+template <class T>
+struct Residues {
+  using S = Simd<T>;
+  static constexpr int chains = simd::vectorised<T> ? 4 : 1;
+  static constexpr Index together = chains * S::width;
+  typename S::Vector sums[std::size_t{chains}] = {};
+
+  template <class F>
+  HEADWISE_INLINE void add(Index count, const F& residue_at) {
+    Index n = 0;
+    for (; n + together <= count; n += together) {
+      unrolled<chains>(
+          [&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + residue_at(n + t * S::width); });
+    }
+    for (; n < count; n += S::width) sums[0] = sums[0] + residue_at(n);
+  }
+  HEADWISE_INLINE bool none() const {
+    auto sum = sums[0];
+    for (int t = 1; t < chains; ++t) sum = sum + sums[t];
+    return simd::HEADWISE_ISA::sum_lanes<T>(sum) == T(0);
+  }
+};
+
+template <class T>
+bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+  using S = Simd<T>;
+  Residues<T> residues;
+  T rest[std::size_t{S::width}];
+  for (Index i = 0; i < rows; ++i) {
+    const T* row = x.data + i * x.row;
+    Index j = x.column == 1 ? columns / S::width * S::width : 0;
+    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
+      return Factor<T>::residue_of_numbers(S::load(row + n));
+    });
+    while (j < columns) {
+      for (Index lane = 0; lane < S::width; ++lane, ++j) {
+        rest[lane] = j < columns ? row[j * x.column] : T(0);
+      }
+      residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
+        return Factor<T>::residue_of_numbers(S::load(rest));
+      });
+    }
+  }
+  return residues.none();
+}
+
+template <Scalar T>
+HEADWISE_INLINE void end_vector(Element<T>* row, Index count, Index apart) {
+  for (Index p = 0; p < Factor<T>::pieces; ++p, row += apart) {
+    for (Index n = count; n < round_up(count, Tile<T>::width); ++n) row[n] = Element<T>{};
+  }
+}
+
+template <Scalar T, class Keep>
+void pack_panel(const Matrix<const T>& b, Index first, Index K, Index count, Element<T>* packed,
+                const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns, depth = Factor<T>::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  for (Index element = first / depth; element < inner_elements<T>(K); ++element) {
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
+    const Index k = element * depth;
+    bool kept[std::size_t{depth}];
+    for (Index t = 0; t < depth; ++t) kept[t] = k + t < K && keep(k + t);
+    for (Index n = 0; n < count; ++n) {
+      Factor<T>::put([&](Index t) { return kept[t] ? b(k + t, n) : T(0); }, to + n, apart);
+    }
+    end_vector<T>(to, count, apart);
+  }
+}
+
+template <Scalar T>
+Index pack_rows(const T* from, Index row, Index K, Element<T>* packed) {
+  using F = Factor<T>;
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  Index k = 0;
+  for (; k + F::depth <= K; k += F::depth, from += F::depth * row) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      F::store(F::load_rows(from + v * width, row), to + v * width, chunk_steps<T> * columns);
+    });
+  }
+  return k;
+}
+
+template <Scalar T>
+void pack_columns(const T* from, Index column, Index K, Index count, Element<T>* packed) {
+  using F = Factor<T>;
+  constexpr Index width = Simd<T>::width, columns = Tile<T>::columns, square = width * F::depth;
+  constexpr Index apart = chunk_steps<T> * columns;
+  const Index whole_k = K / square * square, whole_n = count / width * width;
+  if constexpr (F::depth == 1) {
+    for (Index k = 0; k < whole_k && whole_n < count; k += width) {
+      transpose_rows<T>(from + whole_n * column + k, column, count - whole_n,
+                        packed + k * columns + whole_n, columns);
+    }
+  }
+  for (Index n = 0; n < whole_n; n += width) {
+    prefetch_next<width>(Matrix<const T>{from, column, 1}, n + width, count, K);
+    for (Index k = 0; k < whole_k; k += square) {
+      Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns + n;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from + n * column + k, column, to, columns);
+      } else {
+        store_transposed_elements<T>(to, columns, apart, [&](auto r) HEADWISE_ALWAYS_INLINE {
+          return F::load_steps(from + (n + r) * column + k);
+        });
+      }
+    }
+  }
+  const bool squares_only = F::depth == 1 || whole_n == count;
+  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
+    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+    for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
+      F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
+    }
+    end_vector<T>(to, count, apart);
+  }
+}
+
+template <Scalar T>
+void pack(const Matrix<const T>& b, Index K, Index N, Element<T>* packed) {
+  constexpr Index columns = Tile<T>::columns;
+  const auto every = [](Index) { return true; };
+  for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
+    const Index count = std::min<Index>(columns, N - n);
+    const auto panel = b.from(0, n);
+    if (b.column == 1 && count == columns) {
+      const Index k = pack_rows<T>(panel.data, b.row, K, packed);
+      pack_panel<T>(panel, k, K, count, packed, every);
+    } else if (b.row == 1) {
+      pack_columns<T>(panel.data, b.column, K, count, packed);
+    } else {
+      pack_panel<T>(panel, 0, K, count, packed, every);
+    }
+  }
+}
+template <Scalar T, class Keep>
+void pack_kept(const Matrix<const T>& b, Index K, Index N, Element<T>* packed, const Keep& keep) {
+  constexpr Index columns = Tile<T>::columns;
+  for (Index n = 0; n < N; n += columns, packed += steps<T>(K) * columns) {
+    pack_panel<T>(b.from(0, n), 0, K, std::min<Index>(columns, N - n), packed, keep);
+  }
+}
+
+template <Scalar T>
+Walk<T> pack_left(const Matrix<const T>& a, Index M, Index K, T* packed) {
+  constexpr Index rows = Tile<T>::rows, ahead = 16;
+  const Index whole = M / rows * rows;
+  for (Index k = 0; k < K; ++k) {
+    const T* const from = a.data + k * a.column;
+    T* const to = packed + k * rows;
+    prefetch_next<1>(a.transposed(), k + ahead, K, M);
+    for (Index m = 0; m < whole; m += rows) {
+      unrolled<rows>([&](auto r) HEADWISE_ALWAYS_INLINE { to[m * K + r] = from[m + r]; });
+    }
+    std::copy_n(from + whole, M - whole, to + whole * K);
+  }
+  return {packed, 1, rows, rows * K};
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/copy_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct Operand {
+  const Element<T>* data;
+  Index step;   // from step to step
+  Index panel;  // 1 in place; the steps of a panel where packed
+  bool finite;  // no infinity, no NaN; or nobody asks
+
+  Walk<T> walk(Index n, Index row = 0) const {
+    return {data + n * panel + step_of<T>(row) * step, 0, step};
+  }
+  Operand from(Index row) const { return {data + step_of<T>(row) * step, step, panel, finite}; }
+};
+
+template <class T>
+constexpr Index rows_size(Index rows, Index N) {
+  return rows * round_up(N, Tile<T>::width);
+}
+template <class T>
+constexpr Index copied_size(Index rows, Index N) {
+  return std::max<Index>(
+      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+}
+
+template <class T>
+bool elements_finite(const Element<T>* x, Index count, Index row) {
+  Residues<T> residues;
+  residues.add(count * row, [&](Index n) HEADWISE_ALWAYS_INLINE {
+    return Factor<T>::residue(Factor<T>::load(x + n));
+  });
+  return residues.none();
+}
+
+template <class T, class U>
+Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
+  using F = Factor<T>;
+  constexpr Index width = Tile<T>::width;
+  const Index row = round_up(N, width), apart = chunk_steps<T> * row;
+  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
+    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+    Index n = 0;
+    if (b.column == 1 && k + F::depth <= rows) {
+      prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
+      for (; n + width <= N; n += width) {
+        F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
+      }
+    }
+    for (; n < row; ++n) {
+      const auto number = [&](Index t) {
+        return n < N && k + t < rows ? element_as<T>(b.data[(k + t) * b.row + n * b.column]) : T(0);
+      };
+      F::put(number, out + n, apart);
+    }
+  }
+  return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
+}
+template <class T, class U>
+Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
+    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
+      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    }
+  }
+  return copy_right<T>(b, rows, N, finite, to);
+}
+template <class T, class Keep>
+Operand<T> copy_kept(const Operand<T>& b, Index rows, Index N, Element<T>* to, const Keep& keep) {
+  constexpr Index depth = Factor<T>::depth, pieces = Factor<T>::pieces;
+  const Index row = round_up(N, Tile<T>::width);
+  for (Index element = 0; element < inner_elements<T>(rows) * pieces; ++element) {
+    const Index k = element / pieces * depth, piece = element % pieces;
+    const Index step = step_of_element<T>(element / pieces) + piece * chunk_steps<T>;
+    for (Index n = 0; n < row; ++n) {
+      const auto counts = [&](Index t) { return n < N && k + t < rows && keep(k + t); };
+      const Element<T>& x = b.data[step * b.step + (n < N ? n : 0)];
+      to[step * row + n] = Factor<T>::kept(x, counts);
+    }
+  }
+  return {to, row, 1, true};
+}
+
+template <class T>
+HEADWISE_INLINE Walk<T> walk_rows(const Matrix<const Element<T>>& a) {
+  return {a.data, a.row, a.column};
+}
+
+template <class T, class U>
+void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>* to) {
+  constexpr Index depth = Factor<T>::depth;
+  for (Index element = first / depth; element < inner_elements<T>(N); ++element) {
+    const auto number = [&](Index t) {
+      const Index n = element * depth + t;
+      return n < N ? element_as<T>(from[n * column]) : T(0);
+    };
+    Factor<T>::put(number, to + step_of_element<T>(element), chunk_steps<T>);
+  }
+}
+
+template <class T, class U>
+Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
+  using F = Factor<T>;
+  constexpr Index width = Tile<T>::width, square = width * F::depth;
+  const Index row = steps<T>(N), whole = N / square * square;
+  Index m = 0;
+  for (; a.row == 1 && a.column != 1 && m + width <= rows; m += width) {
+    for (Index n = 0; n < whole; n += square) {
+      const U* const from = a.data + m + n * a.column;
+      if constexpr (F::depth == 1) {
+        transpose_square<T>(from, a.column, to + m * row + n, row);
+      } else {
+        Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
+        store_transposed_elements<T>(
+            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
+              return F::load_rows(from + r * F::depth * a.column, a.column);
+            });
+      }
+    }
+    for (Index r = m; r < m + width; ++r) {
+      copy_left_row<T>(a.data + r, a.column, whole, N, to + r * row);
+    }
+  }
+  for (; m < rows; ++m) {
+    const U* from = a.data + m * a.row;
+    Index n = 0;
+    prefetch_next<1>(a, m + rows_ahead, rows, N);
+    for (; a.column == 1 && n < whole; n += square) {
+      F::store(F::load_steps(from + n), to + m * row + step_of_element<T>(n / F::depth),
+               chunk_steps<T>);
+    }
+    copy_left_row<T>(from, a.column, n, N, to + m * row);
+  }
+  return {to, row, 1};
+}
+template <class T, class U>
+Matrix<const Element<T>> left_of(const Matrix<const U>& a, const Operand<T>& copy, Index rows,
+                                 Index N, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    return {copy.data, copy.step, 1};
+  } else {
+    return copy_left<T>(a, rows, N, to);
+  }
+}
+template <class T>
+Matrix<const Element<T>> left_of(const Matrix<const T>& a, Index rows, Index N, Element<T>* to) {
+  if constexpr (Factor<T>::depth == 1) {
+    return a;
+  } else {
+    return copy_left<T>(a, rows, N, to);
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/widen_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class U>
+void widen_rows_of(const Matrix<const U>& x, Index rows, Index N, T* y) {
+  constexpr Index width = Simd<T>::width;
+  for (Index i = 0; i < rows; ++i, y += N) {
+    const U* const from = x.data + i * x.row;
+    Index n = 0;
+    prefetch_next<1>(x, i + rows_ahead, rows, N);
+    if (x.column == 1) {
+      for (; n + width <= N; n += width) Simd<T>::store(load_as<T>(from + n), y + n);
+    }
+    for (; n < N; ++n) y[n] = element_as<T>(from[n * x.column]);
+  }
+}
+
+template <Scalar T>
+void widen_rows(StoredAs as, StoredMatrix x, Index rows, Index N, T* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return widen_rows_of<T>(x.as<BFloat16>(), rows, N, y);
+    widen_rows_of<T>(x.as<Float16>(), rows, N, y);
+  }
+}
+
+template <Scalar T>
+Matrix<const T> numbers_of(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                           Index rows, Index N, T* to) {
+  if (stored.as == StoredAs::same) return x.from(first, 0);
+  widen_rows<T>(stored.as, stored.rows.from(first), rows, N, to);
+  return {to, N, 1};
+}
+
+template <Scalar T, class U>
+void round_elements_to(T* x, Index n, U* y) {
+  using S = Simd<T>;
+  Index i = 0;
+  for (; i + S::width <= n; i += S::width) {
+    typename S::BitVector halves;
+    if constexpr (std::same_as<U, BFloat16>) {
+      halves = simd::HEADWISE_ISA::to_bf16_bits<T>(S::load(x + i));
+    } else {
+      halves = simd::HEADWISE_ISA::to_fp16_bits<T>(S::load(x + i));
+    }
+    simd::HEADWISE_ISA::store_halves<T>(halves, y + i);
+    S::store(simd::HEADWISE_ISA::low_halves<T, U>(halves), x + i);
+  }
+  for (; i < n; ++i) {
+    y[i] = convert_float<U>(x[i]);
+    x[i] = convert_float<T>(y[i]);
+  }
+}
+
+template <Scalar T>
+void round_elements(StoredAs as, T* x, Index n, void* y) {
+  if constexpr (std::same_as<T, float>) {
+    if (as == StoredAs::bf16) return round_elements_to(x, n, static_cast<BFloat16*>(y));
+    round_elements_to(x, n, static_cast<Float16*>(y));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/thin_gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+HEADWISE_INLINE void finish_chain(T sum, bool first, const T* bias, Index n, T& c) {
+  if (!first) {
+    c = c + sum;
+  } else {
+    c = bias == nullptr ? sum : sum + bias[n];
+  }
+}
+
+template <Scalar T>
+void finish_chains(const T* sums, Index N, bool first, const T* bias, Index n, Row<T> c) {
+  using S = Simd<T>;
+  Index j = 0;
+  for (; c.step == 1 && j + S::width <= N; j += S::width) {
+    T* const to = c.data + n + j;
+    auto sum = S::load(sums + j);
+    if (!first) sum = S::load(to) + sum;
+    if (first && bias != nullptr) sum = sum + S::load(bias + n + j);
+    S::store(sum, to);
+  }
+  for (; j < N; ++j) finish_chain(sums[j], first, bias, n + j, c[n + j]);
+}
+
+template <Scalar T, class U>
+HEADWISE_INLINE typename Simd<T>::Vector load_some(const U* from, Index count) {
+  constexpr int width = Simd<T>::width;
+  if (count >= width) return load_as<T>(from);
+  T some[std::size_t{width}] = {};
+  for (Index n = 0; n < count; ++n) some[n] = element_as<T>(from[n]);
+  return Simd<T>::load(some);
+}
+
+template <Scalar T, int M, int R, class U>
+HEADWISE_INLINE void add_products_of_rows(const Matrix<const T>& a, const Matrix<const U>& b,
+                                          Index N, T* sums) {
+  using S = Simd<T>;
+  const Index apart = round_up(N, S::width);
+  typename S::Vector x[std::size_t{M}][std::size_t{R}];
+  for (int m = 0; m < M; ++m) {
+    for (int r = 0; r < R; ++r) x[m][r] = S::broadcast(a(m, r));
+  }
+  for (Index n = 0; n < N; n += S::width) {
+    typename S::Vector in[std::size_t{R}];
+    unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      in[r] = load_some<T>(b.data + r * b.row + n, N - n);
+    });
+    unrolled<M>([&](auto m) HEADWISE_ALWAYS_INLINE {
+      T* const at = sums + m * apart + n;
+      auto sum = S::load(at);
+      unrolled<R>([&](auto r) HEADWISE_ALWAYS_INLINE { sum = S::fma(x[m][r], in[r], sum); });
+      S::store(sum, at);
+    });
+  }
+}
+
+template <Scalar T, int M, class U>
+void multiply_along_rows(const Matrix<const T>& a, const Matrix<const U>& b, const Matrix<T>& c,
+                         const Extents& size, const Epilogue<T>& epilogue, T* sums) {
+  constexpr Index width = Simd<T>::width, most = Thin::sums / M / width * width;
+  constexpr int together = M == 1 ? 8 : 4;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n), apart = round_up(N, width);
+    for (Index k = 0; k == 0 || k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      set_zero(sums, M * apart);
+      Index i = k;
+      for (; i + together <= end; i += together) {
+        add_products_of_rows<T, M, together>(a.from(0, i), b.from(i, n), N, sums);
+      }
+      for (; i < end; ++i) add_products_of_rows<T, M, 1>(a.from(0, i), b.from(i, n), N, sums);
+      const bool first = k == 0 && !epilogue.accumulate;
+      for (Index m = 0; m < M; ++m) {
+        finish_chains(sums + m * apart, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+constexpr Index squares_at_once = HEADWISE_ISA_BYTES == 64 ? 1 : 2;
+
+template <Scalar T>
+HEADWISE_INLINE void load_square(const T* from, Index apart, Index K, Index N,
+                                 typename Simd<T>::Vector (&square)[std::size_t{Simd<T>::width}]) {
+  constexpr Index width = Simd<T>::width;
+  if (K == width && N == width) {
+    unrolled<width>([&](auto n) HEADWISE_ALWAYS_INLINE {
+      if constexpr (squares_at_once == 1) __builtin_prefetch(from + (n + width) * apart);
+      square[n] = Simd<T>::load(from + n * apart);
+    });
+  } else {
+    for (Index n = 0; n < width; ++n) {
+      T some[std::size_t{width}] = {};
+      if (n < N) std::copy_n(from + n * apart, K, some);
+      square[n] = Simd<T>::load(some);
+    }
+  }
+  transpose<T>(square);
+}
+
+template <Scalar T>
+HEADWISE_INLINE void add_square_of_columns(const Matrix<const T>& a, const Matrix<const T>& b,
+                                           const Extents& size, typename Simd<T>::Vector* sums) {
+  using S = Simd<T>;
+  typename S::Vector square[std::size_t{S::width}];
+  load_square<T>(b.data, b.column, size.K, size.N, square);
+  for (Index m = 0; m < size.M; ++m) {
+    auto sum = sums[m];
+    const T* const x = a.data + m * a.row;
+    const auto add = [&](auto k) HEADWISE_ALWAYS_INLINE {
+      sum = S::fma(S::broadcast(x[k * a.column]), square[k], sum);
+    };
+    if (size.K == S::width) {
+      unrolled<S::width>(add);
+    } else {
+      unrolled<S::width>([&](auto k) HEADWISE_ALWAYS_INLINE {
+        if (k < size.K) add(k);
+      });
+    }
+    sums[m] = sum;
+  }
+}
+
+template <Scalar T>
+void multiply_along_columns(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                            const Extents& size, const Epilogue<T>& epilogue) {
+  using S = Simd<T>;
+  constexpr Index width = S::width, most = squares_at_once * width;
+  for (Index n = 0; n < size.N; n += most) {
+    const Index N = std::min<Index>(most, size.N - n);
+    for (Index k = 0; k < size.K; k += GemmBlocks<T>::k) {
+      const Index end = std::min<Index>(size.K, k + GemmBlocks<T>::k);
+      typename S::Vector sums[std::size_t{squares_at_once}][std::size_t{Thin::rows}] = {};
+      for (Index i = k; i < end; i += width) {
+        const Index K = std::min<Index>(width, end - i);
+        unrolled<squares_at_once>([&](auto s) HEADWISE_ALWAYS_INLINE {
+          const Index first = s * width, count = std::min<Index>(width, N - first);
+          if (count <= 0) return;
+          add_square_of_columns<T>(a.from(0, i), b.from(i, n + first), {size.M, count, K}, sums[s]);
+        });
+      }
+      const bool first = k == 0 && !epilogue.accumulate;
+      T lanes[std::size_t{most}];
+      for (Index m = 0; m < size.M; ++m) {
+        for (Index s = 0; s < squares_at_once; ++s) S::store(sums[s][m], lanes + s * width);
+        finish_chains<T>(lanes, N, first, epilogue.bias, n, row(c, m));
+      }
+    }
+  }
+}
+
+template <Scalar T>
+bool is_large(const Extents& size) {
+  return size.K * size.N * static_cast<Index>(sizeof(T)) >= Thin::bytes;
+}
+
+template <Scalar T>
+bool is_thin(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  if (size.M < 1 || size.M > Thin::rows || !is_large<T>(size)) return false;
+  if (size.K < 16 || size.N < 256 || epilogue.alpha != T(1)) return false;
+  return b.column == 1 ? size.M == 1 : b.row == 1;
+}
+
+template <Scalar T>
+void multiply_thin(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (b.column == 1) return multiply_along_rows<T, 1>(a, b, c, size, epilogue, scratch);
+  multiply_along_columns<T>(a, b, c, size, epilogue);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/swapped_gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool swaps(const Matrix<const T>& b, const Extents& size, const Epilogue<T>& epilogue) {
+  constexpr Index width = Tile<T>::width;
+  constexpr Index thin = HEADWISE_ISA_BYTES == 32 ? 2 : Thin::rows;
+  constexpr Index most_idle = HEADWISE_ISA_BYTES == 16 ? 1 : width - 1;
+  if (b.row != 1 || b.column == 1 || epilogue.bias != nullptr || epilogue.accumulate) return false;
+  if (size.M < 1 || size.M > Tile<T>::columns || size.N < 2 * size.M || size.K < 16) return false;
+  const Index idle = round_up(size.M, width) - size.M;
+  const Index bytes = size.K * size.N * static_cast<Index>(sizeof(T));
+  if (idle == 0) return true;
+  if (idle > most_idle) return false;
+  if (is_large<T>(size)) return size.M > thin;
+  return idle * idle * 4096 <= bytes;  // where both ways were level on the Xeon above
+}
+
+template <Scalar T>
+void store_transposed(const T* from, Index row, Index M, Index N, const Matrix<T>& c) {
+  constexpr Index width = Tile<T>::width;
+  const bool dense = c.column == 1;
+  const Index whole_n = dense ? N / width * width : 0, whole_m = M / width * width;
+  for (Index n = 0; n < whole_n; n += width) {
+    for (Index m = 0; m < whole_m; m += width) {
+      transpose_square<T>(from + n * row + m, row, c.data + m * c.row + n, c.row);
+    }
+    if (whole_m < M) {
+      transpose_columns<T>(from + n * row + whole_m, row, M - whole_m, c.data + whole_m * c.row + n,
+                           c.row);
+    }
+  }
+  for (Index n = whole_n; n < N; ++n) {
+    for (Index m = 0; m < M; ++m) c(m, n) = from[n * row + m];
+  }
+}
+
+template <Scalar T>
+void multiply_swapped(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                      const Extents& size, T alpha, T* scratch, Index room) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width, most_k = GemmBlocks<T>::k;
+  const Index vectors = (size.M + width - 1) / width, row = vectors * width;
+  T* const a_t = scratch;                                                     // [K, columns]
+  T* const c_t = a_t + padded<T>(std::min<Index>(size.K, most_k) * columns);  // [N, row]
+  const Index most_n = (room - (c_t - a_t)) / row;
+  for (Index n = 0; n < size.N; n += most_n) {
+    const Index N = std::min<Index>(most_n, size.N - n);
+    for (Index k = 0; k < size.K; k += most_k) {
+      const Index K = std::min<Index>(most_k, size.K - k);
+      pack<T>(a.from(0, k).transposed(), K, size.M, a_t);
+      const auto b_t = b.from(k, n).transposed();
+      const Finish finish = k == 0 ? Finish::assign : Finish::add;
+      run_panel<T>({b_t.data, b_t.row, b_t.column}, {a_t, 0, columns}, N, vectors, K,
+                   {c_t, row, finish, alpha});
+    }
+    store_transposed<T>(c_t, row, size.M, N, c.from(0, n));
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/few_terms.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T>
+bool has_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                   const Extents& size, const Epilogue<T>& epilogue) {
+  if (!epilogue.accumulate || epilogue.alpha != T(1)) return false;
+  if (size.K < 1 || size.K > GemmBlocks<T>::few_k) return false;
+  return a.row == 1 && b.column == 1 && c.column == 1;
+}
+
+template <Scalar T>
+void add_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c, Index N,
+                   Index K) {
+  using S = Simd<T>;
+  constexpr int M = Tile<T>::rows, V = Tile<T>::vectors;
+  for (Index n = 0; n < N; n += Tile<T>::columns) {
+    typename S::Vector sum[std::size_t{M}][std::size_t{V}];
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE { sum[m][v] = S::zero(); });
+    ask_for_tile<T, M, V>(c.data + n, c.row);
+    const T *in_a = a.data, *in_b = b.data + n;
+    for (Index k = 0; k < K; ++k) {
+      add_step<T, M, V>(in_b, sum, [&](auto m) HEADWISE_ALWAYS_INLINE { return in_a[m]; });
+      in_a += a.column;
+      in_b += b.row;
+    }
+    unrolled_pairs<M, V>([&](auto m, auto v) HEADWISE_ALWAYS_INLINE {
+      T* const at = c.data + m * c.row + n + v * S::width;
+      S::store(S::load(at) + sum[m][v], at);
+    });
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/gemm.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct KeepAll {};
+
+template <class T>
+constexpr Index packed_size(Index K, Index N) {
+  return steps<T>(K) * round_up(N, Tile<T>::columns);
+}
+
+template <class T>
+constexpr Index gemm_scratch(const Extents& size) {
+  using Blocks = GemmBlocks<T>;
+  const Index K = std::min<Index>(size.K, Blocks::k);
+  const Index rows = round_up(std::min<Index>(size.M, Blocks::packed_m), Tile<T>::rows);
+  return padded<T>(packed_size<T>(K, std::min<Index>(size.N, Blocks::n))) +
+         padded<T>(rows * steps<T>(K));
+}
+
+template <class T>
+void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
+              const TileStore<T>& store) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
+  T part[std::size_t{rows * columns}], bias[std::size_t{columns}] = {};
+  TileStore<T> to = store;
+  to.c = part;
+  to.row = columns;
+  for (Index n = 0; store.bias != nullptr && n < count; ++n) bias[n] = store.bias[n];
+  if (store.bias != nullptr) to.bias = bias;
+  for (Index m = 0; m < M; m += rows) {
+    const Index these = std::min<Index>(rows, M - m);
+    for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
+      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
+      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+    }
+    run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
+                 K, to);
+    for (Index r = 0; r < these; ++r) {
+      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+    }
+  }
+}
+
+template <class T>
+std::int64_t multiply(const Walk<T>& a, const Operand<T>& b, const Matrix<T>& c,
+                      const Extents& size, const Epilogue<T>& epilogue) {
+  constexpr Index columns = Tile<T>::columns, width = Tile<T>::width;
+  const Index K = steps<T>(size.K);
+  for (Index n = 0; n < size.N; n += columns) {
+    const Index count = std::min<Index>(columns, size.N - n);
+    const auto to = c.from(0, n);
+    const TileStore<T> store{to.data,
+                             to.row,
+                             epilogue.accumulate ? Finish::add : Finish::assign,
+                             epilogue.alpha,
+                             epilogue.bias == nullptr ? nullptr : epilogue.bias + n,
+                             nullptr};
+    if (c.column == 1 && count % width == 0) {
+      run_panel<T>(a, b.walk(n), size.M, count / width, K, store);
+    } else {
+      run_edge<T>(a, b.walk(n), size.M, count, K, to, store);
+    }
+  }
+  return std::int64_t{size.M} * round_up(size.N, width) * terms_of<T>(K);
+}
+
+template <class T, class Keep>
+Operand<T> right_block(const Matrix<const T>& b, const Extents& size, Element<T>* scratch,
+                       Index first, const Keep& keep) {
+  constexpr Index few = 4 * Tile<T>::rows;
+  if constexpr (std::same_as<Keep, KeepAll>) {
+    if constexpr (Factor<T>::depth == 1) {
+      if (size.M <= few && b.column == 1 && size.N % Tile<T>::width == 0) {
+        return {b.data, b.row, 1, true};
+      }
+    }
+    pack<T>(b, size.K, size.N, scratch);
+  } else {
+    pack_kept<T>(b, size.K, size.N, scratch, [&](Index row) { return keep(first + row); });
+  }
+  return {scratch, Tile<T>::columns, steps<T>(size.K), true};
+}
+
+template <class T>
+Walk<T> left_block(const Matrix<const T>& a, Index M, Index K, bool across, Element<T>* scratch) {
+  if constexpr (Factor<T>::depth > 1) {
+    return walk_rows<T>(copy_left<T>(a, M, K, scratch));
+  } else {
+    if (across) return pack_left<T>(a, M, K, scratch);
+    return {a.data, a.row, a.column};
+  }
+}
+
+template <class T>
+void multiply_blocks(const Matrix<const T>& a, const Operand<T>& b, const Matrix<T>& c,
+                     const Extents& size, const Epilogue<T>& epilogue, Element<T>* scratch) {
+  using Blocks = GemmBlocks<T>;
+  const bool across =
+      a.row == 1 && a.column != 1 && size.N >= 2 * Tile<T>::columns && size.K > Blocks::few_k;
+  const bool copied = across || Factor<T>::depth > 1;
+  const Index step = copied ? Blocks::packed_m : Blocks::m;
+  for (Index m = 0; m < size.M; m += step) {
+    const Index M = std::min<Index>(step, size.M - m);
+    const Walk<T> left = left_block<T>(a.from(m, 0), M, size.K, across, scratch);
+    multiply<T>(left, b, c.from(m, 0), {M, size.N, size.K}, epilogue);
+  }
+}
+
+template <class T, class Keep>
+void gemm_kept(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+               const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Keep& keep) {
+  using Blocks = GemmBlocks<T>;
+  const AmxScope<T> amx;
+  for (Index n = 0; n < size.N; n += Blocks::n) {
+    const Index N = std::min<Index>(Blocks::n, size.N - n);
+    for (Index k = 0; k == 0 || k < size.K; k += Blocks::k) {
+      const Index K = std::min<Index>(Blocks::k, size.K - k);
+      Epilogue<T> here = epilogue;
+      if (here.bias != nullptr) here.bias += n;
+      if (k != 0) here.accumulate = true;
+      Element<T>* const packed = elements<T>(scratch);
+      const Operand<T> block = right_block<T>(b.from(k, n), {size.M, N, K}, packed, k, keep);
+      Element<T>* const behind = packed + padded<T>(packed_size<T>(K, N));
+      multiply_blocks<T>(a.from(0, k), block, c.from(0, n), {size.M, N, K}, here, behind);
+    }
+  }
+}
+template <Scalar T>
+void gemm_of_few_terms(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                       const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns;
+  const Index M = size.M / rows * rows, N = size.N / columns * columns, K = size.K;
+  for (Index m = 0; m < M; m += rows) add_few_terms<T>(a.from(m, 0), b, c.from(m, 0), N, K);
+  const auto rest = [&](Index m, Index n, Index count_m, Index count_n) {
+    if (count_m == 0 || count_n == 0) return;
+    gemm_kept<T>(a.from(m, 0), b.from(0, n), c.from(m, n), {count_m, count_n, K}, epilogue, scratch,
+                 KeepAll{});
+  };
+  rest(0, N, M, size.N - N);
+  rest(M, 0, size.M - M, size.N);
+}
+template <class T>
+void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+          const Extents& size, const Epilogue<T>& epilogue, T* scratch) {
+  if (size.K == 0 && (a.row != 0 || a.column != 0 || b.row != 0 || b.column != 0)) {
+    return gemm<T>({a.data, 0, 0}, {b.data, 0, 0}, c, size, epilogue, scratch);
+  }
+  if constexpr (Factor<T>::depth == 1) {
+    if constexpr (simd::vectorised<T>) {
+      if (has_few_terms<T>(a, b, c, size, epilogue)) {
+        return gemm_of_few_terms<T>(a, b, c, size, epilogue, scratch);
+      }
+      if (swaps<T>(b, size, epilogue)) {
+        return multiply_swapped<T>(a, b, c, size, epilogue.alpha, scratch, gemm_scratch<T>(size));
+      }
+    }
+    if (is_thin<T>(b, size, epilogue)) return multiply_thin<T>(a, b, c, size, epilogue, scratch);
+  }
+  gemm_kept<T>(a, b, c, size, epilogue, scratch, KeepAll{});
+}
+
+template <class T, class Sees>
+void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
+                  const Sees& sees) {
+  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+  for (Index m = 0; m < size.M; ++m) {
+    gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
+  }
+}
+
+template <class T>
+std::int64_t executed_gemm_flops(const Extents& size) {
+  const Index joins = size.K == 0 ? 0 : (size.K - 1) / GemmBlocks<T>::k;
+  return (std::int64_t{2} * terms_of<T>(steps<T>(size.K)) + joins) * size.M *
+         round_up(size.N, Tile<T>::width);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct Piece {
+  static constexpr int vectors = 4;
+  static constexpr Index width = Simd<T>::width;
+  static constexpr Index size = vectors * width;
+  T data[std::size_t{size}];
+};
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  }
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step == 1) {
+    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
+  } else {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+  }
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+struct RowPieces {
+  Index N;
+
+  Index count(Index n) const { return std::min<Index>(Piece<T>::size, N - n); }
+  HEADWISE_INLINE const T* read(Row<const T> x, Index n, T rest, Piece<T>& copy) const {
+    if (x.step == 1 && n + Piece<T>::size <= N) return x.data + n;
+    gather<T>(x, n, count(n), rest, copy);
+    return copy.data;
+  }
+  HEADWISE_INLINE T* write(Row<T> y, Index n, Piece<T>& copy) const {
+    return y.step == 1 && n + Piece<T>::size <= N ? y.data + n : copy.data;
+  }
+  HEADWISE_INLINE void written(const T* at, Row<T> y, Index n, const Piece<T>& copy) const {
+    if (at == copy.data) scatter<T>(copy, n, count(n), y);
+  }
+};
+
+template <int write, class T>
+HEADWISE_INLINE void prefetch_piece(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
+  constexpr Index line = std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+  if (x.column != 1 || n >= N || i >= rows) return;
+  const T* at = &x(i, n);
+  const Index count = std::min<Index>(Piece<std::remove_const_t<T>>::size, N - n);
+  for (Index t = 0; t < count; t += line) __builtin_prefetch(at + t, write, 3);
+}
+template <int write, class T>
+HEADWISE_INLINE void prefetch_ahead(const Matrix<T>& x, Index rows, Index N, Index i, Index n) {
+  n += 4 * Piece<std::remove_const_t<T>>::size;
+  prefetch_piece<write>(x, rows, N, n < N ? i : i + 1, n < N ? n : n - N);
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_piece(RowPieces<T> row, F&& f) {
+  for (Index n = 0; n < row.N; n += Piece<T>::size) f(n);
+}
+
+template <class T, class F>
+HEADWISE_INLINE void each_vector(F&& f) {
+  unrolled<Piece<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE { f(v, v * Piece<T>::width); });
+}
+
+template <class T>
+struct Chains {
+  using Vector = typename Simd<T>::Vector;
+  Vector sums[std::size_t{Piece<T>::vectors}];
+
+  HEADWISE_INLINE Chains() {
+    each_vector<T>([&](auto v, Index) HEADWISE_ALWAYS_INLINE { sums[v] = Simd<T>::zero(); });
+  }
+  HEADWISE_INLINE T total() const {
+    const Vector joined = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+    return simd::HEADWISE_ISA::sum_lanes<T>(joined);
+  }
+};
+
+template <class T>
+HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
+  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
+  Simd<T>::store_ints(x, lanes);
+  for (const auto lane : lanes) any |= lane;
+  return any != 0;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct PieceMask {
+  std::uint8_t bytes[std::size_t{Piece<T>::size}];
+
+  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
+                                                  const typename Simd<T>::Vector& no) const {
+    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  }
+};
+
+template <class T>
+struct RowMask {
+  KeyRange range;
+  const HeadVisibility<T>* rules = nullptr;  // null unless pairs have to be asked for
+  Index i = 0;
+
+  RowMask(Index N) : range{0, N} {}
+  RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
+    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+  }
+
+  bool whole(Index n) const {
+    return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
+  }
+  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+    const Index begin = std::max<Index>(range.begin - n, 0);
+    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
+    if (rules == nullptr || begin >= end) return;
+    if (rules->has_keep_masks() || rules->has_gaps()) {
+      rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
+    }
+    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
+  }
+  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
+    using S = Simd<T>;
+    const auto& bias = rules->bias_plane(m);
+    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+    const T least = rules->hidden_below();
+    for (Index t = elements.begin; t < elements.end; t += S::width) {
+      const Index count = std::min<Index>(S::width, elements.end - t);
+      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
+      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
+      for (Index u = 0; u < count; ++u) {
+        if (x[u] < least) seen.bytes[t + u] = 0;
+      }
+    }
+  }
+  template <class F>
+  HEADWISE_INLINE void each_piece(F&& f) const {
+    PieceMask<T> seen;
+    Index n = range.begin / Piece<T>::size * Piece<T>::size;
+    for (; n < range.end; n += Piece<T>::size) {
+      const bool all = whole(n);
+      if (!all) look(n, seen);
+      f(n, all, seen);
+    }
+  }
+};
+
+template <class T>
+void clear_hidden(const RowMask<T>& mask, Index N, Row<T> y) {
+  const Index begin = mask.range.begin / Piece<T>::size * Piece<T>::size;
+  const bool none = mask.range.begin >= mask.range.end;
+  for (Index n = 0; n < (none ? N : begin); ++n) y[n] = T(0);
+  for (Index n = round_up(mask.range.end, Piece<T>::size); !none && n < N; ++n) y[n] = T(0);
+}
+
+template <class T>
+T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copy;
+  T lanes[std::size_t{S::width}];
+  const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
+  typename S::Vector most[] = {lowest, lowest, lowest, lowest};
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto value = S::load(in + at);
+      if (!all) value = seen.select(at, value, lowest);
+      most[v] = S::greater(most[v], value);
+    });
+  });
+  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
+  T greatest = lanes[0];
+  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
+  return greatest;
+}
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
+                NoWeight none = NoWeight::nan) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copy, result;
+  T most = greatest_of<T>(x, N, mask);
+  if (sink != nullptr && most < *sink) most = *sink;
+  const auto greatest = S::broadcast(most);
+  const auto unit = S::broadcast(simd::HEADWISE_ISA::weight_unit<T>());
+  Chains<T> sums;
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(x, n, T(0), copy);
+    T* out = row.write(p, n, result);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      if (!all) weight = seen.select(at, weight, S::zero());
+      S::store(weight, out + at);
+      sums.sums[v] = sums.sums[v] + weight;
+    });
+    row.written(out, p, n, result);
+  });
+  T total = sums.total();
+  if (sink != nullptr) {
+    T weight[std::size_t{S::width}];
+    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    total = total + weight[0];
+  }
+  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  const auto sum = S::broadcast(total);
+  const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T* in = row.read(p, n, T(0), copy);
+    T* out = row.write(p, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      auto weight = S::load(in + at) / sum;
+      if (!all && ask) weight = seen.select(at, weight, S::zero());
+      S::store(weight, out + at);
+    });
+    row.written(out, p, n, result);
+  });
+  clear_hidden<T>(mask, N, p);
+}
+
+template <class T>
+void softmax_backward_of(Row<const T> dp, Row<const T> p, Row<T> dx, Index N, T scale,
+                         const RowMask<T>& mask) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  Piece<T> copied_dp, copied_p, result;
+  Chains<T> sums;
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T *in = row.read(dp, n, T(0), copied_dp), *by = row.read(p, n, T(0), copied_p);
+    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
+      auto term = S::load(in + at) * S::load(by + at);
+      if (!all) term = seen.select(at, term, S::zero());
+      sums.sums[v] = sums.sums[v] + term;
+    });
+  });
+  const auto sum = S::broadcast(sums.total()), factor = S::broadcast(scale);
+  mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
+    const T *in = row.read(dp, n, T(0), copied_dp), *by = row.read(p, n, T(0), copied_p);
+    T* out = row.write(dx, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      auto flow = factor * (S::load(by + at) * (S::load(in + at) - sum));
+      if (!all) flow = seen.select(at, flow, S::zero());
+      S::store(flow, out + at);
+    });
+    row.written(out, dx, n, result);
+  });
+  clear_hidden<T>(mask, N, dx);
+}
+
+template <Scalar T>
+void softmax_rows(const Matrix<const T>& x, const Matrix<T>& p, Index N, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      softmax_of<T>(row(x, i), row(p, i), N, RowMask<T>(N));
+    } else {
+      for (Index j = 0; j < N; ++j) p(i, j) = x(i, j);
+      softmax_row(row(p, i), N, [](Index) { return true; });
+    }
+  }
+}
+
+template <Scalar T>
+void softmax_backward_rows(const Matrix<const T>& dp, const Matrix<const T>& p, const Matrix<T>& dx,
+                           Index N, Index begin, Index end) {
+  for (Index i = begin; i < end; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      softmax_backward_of<T>(row(dp, i), row(p, i), row(dx, i), N, T(1), RowMask<T>(N));
+    } else {
+      softmax_backward_row<T>(row(dp, i), row(p, i), row(dx, i), N, [](Index) { return true; });
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/dropout.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+inline constexpr bool draws_by_lanes = HEADWISE_ISA_BYTES >= 32 && simd::vectorised<T>;
+
+#if HEADWISE_ISA_BYTES >= 32
+typedef std::uint64_t PhiloxLanes __attribute__((vector_size(HEADWISE_ISA_BYTES)));
+inline constexpr int philox_lanes = HEADWISE_ISA_BYTES / 8;
+
+HEADWISE_INLINE PhiloxLanes multiply_low(PhiloxLanes a, std::uint32_t b) {
+  const PhiloxLanes by = PhiloxLanes{} + std::uint64_t{b};
+#if HEADWISE_ISA_BYTES == 64
+  return __builtin_bit_cast(PhiloxLanes,
+                            _mm512_maskz_mul_epu32(0xFF, __builtin_bit_cast(__m512i, a),
+                                                   __builtin_bit_cast(__m512i, by)));
+#else
+  return __builtin_bit_cast(PhiloxLanes, _mm256_mul_epu32(__builtin_bit_cast(__m256i, a),
+                                                          __builtin_bit_cast(__m256i, by)));
+#endif
+}
+
+HEADWISE_INLINE void draw_blocks(PhiloxLanes (&c)[4], std::array<std::uint32_t, 2> key) {
+  unrolled<7>([&](auto) HEADWISE_ALWAYS_INLINE {
+    const PhiloxLanes even = multiply_low(c[0], 0xD2511F53u), odd = multiply_low(c[2], 0xCD9E8D57u);
+    c[0] = (odd >> 32) ^ c[1] ^ std::uint64_t{key[0]};
+    c[1] = odd;
+    c[2] = (even >> 32) ^ c[3] ^ std::uint64_t{key[1]};
+    c[3] = even;
+    key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
+  });
+}
+
+HEADWISE_INLINE PhiloxLanes in_all_lanes(Index n) {
+  return PhiloxLanes{} + static_cast<std::uint64_t>(n);
+}
+HEADWISE_INLINE PhiloxLanes counting_from(Index first) {
+  std::uint64_t numbers[std::size_t{philox_lanes}];
+  for (std::size_t n = 0; n < std::size_t{philox_lanes}; ++n) numbers[n] = n;
+  PhiloxLanes steps;
+  std::memcpy(&steps, numbers, sizeof steps);
+  return in_all_lanes(first) + steps;
+}
+
+template <class Bits>
+HEADWISE_INLINE void draw_row(const DropoutMask& mask, Index b, Index h, Index i, Index j8,
+                              Bits& bits) {
+  PhiloxLanes c[4] = {counting_from(j8), in_all_lanes(i), in_all_lanes(h), in_all_lanes(b)};
+  draw_blocks(c, mask.key());
+  constexpr std::uint64_t low = 0xFFFFFFFFu;
+  const PhiloxLanes first = (c[0] & low) | (c[1] << 32), second = (c[2] & low) | (c[3] << 32);
+  [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+    const PhiloxLanes front =
+        __builtin_shufflevector(first, second, (n / 2 + n % 2 * philox_lanes)...);
+    const PhiloxLanes back = __builtin_shufflevector(
+        first, second, (n / 2 + n % 2 * philox_lanes + philox_lanes / 2)...);
+    std::memcpy(bits, &front, sizeof front);
+    std::memcpy(bits + sizeof(front) / 2, &back, sizeof back);
+  }
+  (std::make_integer_sequence<int, philox_lanes>());
+}
+#endif
+
+template <class T>
+[[gnu::noinline]] void dropout_factors(const DropoutMask& mask, Index b, Index h, Index i, Index j,
+                                       Index count, T* factors) {
+  const T factor = T(mask.keep_factor());
+#if HEADWISE_ISA_BYTES >= 32
+  if constexpr (draws_by_lanes<T>) {
+    using S = Simd<T>;
+    typedef std::uint16_t HalfVector __attribute__((vector_size(2 * S::width)));
+    constexpr Index drawn = Index{8} * philox_lanes;
+    std::uint16_t bits[std::size_t{drawn}];
+    const auto limit = S::broadcast_int(static_cast<typename S::Int>(mask.threshold()));
+    const auto kept = S::broadcast(factor);
+    for (Index t = 0, n = 0; t < count; t += n) {
+      draw_row(mask, b, h, i, (j + t) / 8, bits);
+      n = std::min<Index>(drawn, count - t);
+      Index m = 0;
+      for (; m + S::width <= n; m += S::width) {
+        HalfVector half;
+        std::memcpy(&half, bits + m, sizeof half);
+        const auto wide = __builtin_convertvector(half, typename S::IntVector);
+        S::store(S::select(wide >= limit, kept, S::zero()), factors + t + m);
+      }
+      for (; m < n; ++m) {
+        factors[t + m] = bits[m] >= mask.threshold() ? factor : T(0);
+      }
+    }
+    return;
+  }
+#endif
+  mask.row(b, h, i, j, count, factor, factors);
+}
+
+template <class T>
+void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
+                 Index n0, Index count, const T* factors) {
+  using S = Simd<T>;
+  const RowPieces<T> row{N};
+  const auto from = kernels::row(x, i);
+  const auto to = kernels::row(y, i);
+  Piece<T> copy, result;
+  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+    prefetch_ahead<0>(x, end, N, i, n);
+    prefetch_ahead<1>(y, end, N, i, n);
+    const T* in = row.read(from, n, T(0), copy);
+    T* out = row.write(to, n, result);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto factor = S::load(factors + (n - n0) + at);
+      S::store(S::select(factor == S::zero(), S::zero(), S::load(in + at) * factor), out + at);
+    });
+    row.written(out, to, n, result);
+  }
+}
+
+template <Scalar T>
+void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T>& y, Index N,
+               Index begin, Index end) {
+  constexpr Index drawn = 4 * Piece<T>::size;
+  T factors[std::size_t{drawn}];
+  for (Index i = begin; i < end; ++i) {
+    for (Index n0 = 0; n0 < N; n0 += drawn) {
+      const Index count = std::min<Index>(drawn, N - n0);
+      dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
+      if constexpr (simd::vectorised<T>) {
+        for (Index t = count; t < drawn; ++t) factors[t] = T(0);
+        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+      } else {
+        for (Index t = 0; t < count; ++t) {
+          y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
+        }
+      }
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void fill_distances(const HeadScore<T>& score, Index first, Index step, Index count, T* line) {
+  for (Index t = 0; t < count; ++t) line[t] = score.distance_bias(first + step * t);
+}
+
+template <class T>
+HEADWISE_INLINE void cap_vectors(const HeadScore<T>& score, T* x, Index count) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  for (Index n = 0; n < count; n += S::width) {
+    S::store(most * simd::HEADWISE_ISA::tanh_of<T>(S::load(x + n) * inverse), x + n);
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void add_piece(const T* y, T* x) {
+  using S = Simd<T>;
+  each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+    S::store(S::load(x + at) + S::load(y + at), x + at);
+  });
+}
+
+template <class T>
+void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  constexpr Index size = Piece<T>::size;
+  static_assert(KeyGap::block % size == 0);  // a piece's keys are on one side of the gap
+  const HeadScore<T>& score = head.score;
+  const RowPieces<T> row{head.S};
+  const KeyRange keys = head.visibility.range(i);
+  Piece<T> copy, added;
+  for (Index n = keys.begin / size * size; n < keys.end; n += size) {
+    T* const s = row.write(x, n, copy);
+    if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
+    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.by_distance()) {
+      fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
+      add_piece<T>(added.data, s);
+    }
+    for (int m = 0; m < head.visibility.bias_count(); ++m) {
+      const auto& bias = head.visibility.bias_plane(m);
+      const Row<const T> of_query{bias.data + i * bias.row, bias.column};
+      add_piece<T>(row.read(of_query, n, T(0), added), s);
+    }
+    if (score.calls()) {
+      const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
+      score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
+                            s + (own.begin - n));
+    }
+    row.written(s, x, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  using S = Simd<T>;
+  const RowPieces<T> row{head.S};
+  const Row<T> to{flow, 1};
+  const auto scale = S::broadcast(head.scale), one = S::broadcast(T(1)),
+             inverse = S::broadcast(T(1) / head.score.softcap);
+  Piece<T> s, copy;
+  for (Index n = 0; n < head.S; n += Piece<T>::size) {
+    gather<T>(raw, n, row.count(n), T(0), s);
+    T* const x = row.write(to, n, copy);
+    if (x == copy.data) gather<T>(to, n, row.count(n), T(0), copy);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      S::store(S::load(s.data + at) * scale, s.data + at);
+    });
+    cap_vectors<T>(head.score, s.data, Piece<T>::size);
+    each_vector<T>([&](auto, Index at) HEADWISE_ALWAYS_INLINE {
+      const auto share = S::load(s.data + at) * inverse, flows = S::load(x + at);
+      const auto slope = one - share * share;  // NaN, perhaps, where nothing flows
+      S::store(S::select(flows == S::zero(), flows, flows * slope), x + at);
+    });
+    row.written(x, to, n, copy);
+  }
+}
+
+template <class T>
+void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+  if constexpr (simd::vectorised<T>) {
+    return_cap_vectors<T>(head, raw, flow);
+  } else {
+    for (Index j = 0; j < head.S; ++j) {
+      if (flow[j] == T(0)) continue;
+      flow[j] = flow[j] * head.score.cap_slope(head.score.cap(head.scale * raw[j]));
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/attention_head.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Index head_products_scratch(Index L, Index S, Index d, Index dv) {
+  const Index width = std::max<Index>(d, dv);
+  return std::max<Index>({gemm_scratch<T>({L, S, width}), gemm_scratch<T>({L, width, S}),
+                          gemm_scratch<T>({S, width, L})});
+}
+template <class T>
+Index attention_forward_scratch(Index L, Index S, Index d, Index dv, bool dropout) {
+  return head_products_scratch<T>(L, S, d, dv) + (dropout ? padded<T>(L * S) : 0);
+}
+template <class T>
+Index attention_backward_scratch(Index L, Index S, Index d, Index dv, bool dropout, bool scores) {
+  return head_products_scratch<T>(L, S, d, dv) +
+         padded<T>(L * S) * (1 + (dropout ? 1 : 0) + (scores ? 1 : 0));
+}
+
+template <class T>
+void drop_weights(const AttentionHead<T>& head, const Matrix<const T>& weights, T* dropped) {
+  for (Index i = 0; i < head.L; ++i, dropped += head.S) {
+    dropout_factors<T>(head.dropout, head.b, head.h, i, 0, head.S, dropped);
+    for (Index j = 0; j < head.S; ++j) dropped[j] = dropped[j] * weights(i, j);
+  }
+}
+
+template <class T>
+T changed_score(const AttentionHead<T>& head, const T& s, Index i, Index j) {
+  return head.score.call(head.score(s, i, j) + head.visibility.bias(i, j), i, j);
+}
+
+template <class T>
+void score_head(const AttentionHead<T>& head, const Matrix<T>& scores, T* scratch) {
+  gemm<T>(head.q, head.k.transposed(), scores, {head.L, head.S, head.d}, {.alpha = head.scale},
+          scratch);
+  if (head.visibility.bias_count() == 0 && !head.score.changes()) return;
+  for (Index i = 0; i < head.L; ++i) {
+    if constexpr (simd::vectorised<T>) {
+      change_score_row<T>(head, i, row(scores, i));
+    } else {
+      const auto sees = head.visibility.seen_by(i);
+      for (Index j = 0; j < head.S; ++j) {
+        if (sees(j)) scores(i, j) = changed_score<T>(head, scores(i, j), i, j);
+      }
+    }
+  }
+}
+
+template <class T>
+void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
+  const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
+  if constexpr (simd::vectorised<T>) {
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+  } else {
+    softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
+  }
+}
+
+template <class T>
+void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const T> p, T scale,
+                               T* dp) {
+  Piece<T> factors;
+  const Index S = head.S;
+  for (Index j = 0; head.dropout.active() && j < S; j += Piece<T>::size) {
+    const Index count = std::min<Index>(Piece<T>::size, S - j);
+    dropout_factors<T>(head.dropout, head.b, head.h, i, j, count, factors.data);
+    for (Index t = 0; t < count; ++t) {
+      const T& factor = factors.data[t];
+      dp[j + t] = factor == T(0) ? T(0) : T(dp[j + t] * factor);
+    }
+  }
+  const Row<T> ds{dp, 1};
+  if constexpr (simd::vectorised<T>) {
+    softmax_backward_of<T>(ds, p, ds, S, scale, RowMask<T>(head.visibility, i));
+  } else {
+    softmax_backward_row<T>(ds, p, ds, S, head.visibility.seen_by(i));
+    for (Index j = 0; j < S; ++j) dp[j] = scale * dp[j];
+  }
+}
+
+template <class T>
+void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                     const Matrix<const T>& raw, T* flow) {
+  const HeadScore<T>& score = head.score;
+  const auto sees = head.visibility.seen_by(i);
+  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+    if (!sees(j)) continue;
+    if (score.calls()) {
+      const ScoreFunctionRef<T>& f = score.function;
+      const PairRun pair = score.run(i, j, 0, 1, 1);
+      T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
+      const auto [sums, step] = to.function;
+      if (sums != nullptr) f.add_flows(f.function, pair, &x, flow + j, sums, step);
+      f.change_with_slopes(f.function, pair, &x, &slope);
+      if (!(flow[j] == T(0))) flow[j] = flow[j] * slope;  // the slope may be infinite there
+    }
+    const Index distance = score.distance(i, j);
+    for (const Matrix<T>& bias : to.biases) {
+      if (bias.data != nullptr) bias(i, j) = bias(i, j) + flow[j];
+    }
+    if (to.slope != nullptr) *to.slope = *to.slope - flow[j] * score.magnitude(distance);
+    if (to.table.data != nullptr) {
+      T& entry = to.table[score.entry(distance)];
+      entry = entry + flow[j];
+    }
+  }
+  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  for (Index j = 0; j < head.S; ++j) {
+    if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
+    if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
+    flow[j] = head.scale * flow[j];
+  }
+}
+
+template <class T>
+T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<const T> p,
+            Row<const T> raw, const T* dp) {
+  using std::exp;
+  T delta = T(0), sum = T(0);
+  Index heaviest = -1;
+  const auto sees = head.visibility.seen_by(i);
+  for (Index j = 0; j < head.S; ++j) {
+    if (!sees(j)) continue;
+    delta = delta + p[j] * dp[j];
+    sum = sum + weights[j];
+    if (heaviest < 0 || weights[heaviest] < weights[j]) heaviest = j;
+  }
+  if (heaviest < 0 || !head.score.sink_counts()) return T(0);
+  if (sum < T(0.5)) return (sum - T(1)) * delta;
+  const T s = changed_score<T>(head, head.scale * raw[heaviest], i, heaviest);
+  return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
+}
+
+template <class T>
+void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
+                            const Matrix<T>& o, Scratch<T> memory) {
+  T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  score_head<T>(head, weights, packed);
+  for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(head.L * head.S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, head.S, 1};
+  }
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
+                  keys_of);
+}
+
+template <class T>
+void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>& d_o,
+                             const Matrix<const T>& weights, const HeadGradients<T>& to,
+                             Scratch<T> memory) {
+  const Matrix<const T> q = head.q, k = head.k, v = head.v;
+  const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
+  T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
+  const Matrix<T> ds{memory.take(L * S), S, 1};
+  const bool all = head.visibility.sees_all();
+  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
+  const auto queries_of = [&](Index j) {
+    return [&head, j](Index i) { return head.visibility.visible(i, j); };
+  };
+
+  gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
+  Matrix<const T> p = weights;
+  if (head.dropout.active()) {
+    T* dropped = memory.take(L * S);
+    drop_weights<T>(head, weights, dropped);
+    p = {dropped, S, 1};
+  }
+  gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
+                  all, queries_of);
+  const bool plain = !head.score.returns() && !to.flows.any();
+  Matrix<T> raw{nullptr, S, 1};
+  if (!plain) {
+    raw.data = memory.take(L * S);
+    gemm<T>(q, k.transposed(), raw, {L, S, d}, {}, packed);
+  }
+  for (Index i = 0; i < L; ++i) {
+    T* flow = ds.data + i * S;
+    if (to.flows.sink.data != nullptr) {
+      T& sink = to.flows.sink[0];
+      sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
+    }
+    softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
+    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+  }
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
+                  {.accumulate = to.accumulate}, packed, all, queries_of);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/tile_mask.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+struct TileBlock {
+  Index i0, rows, first, j0, begin, end;
+};
+
+HEADWISE_INLINE void transpose_byte_square(const std::uint8_t* from, Index from_row,
+                                           std::uint8_t* to, Index to_row) {
+  typedef std::uint8_t Bytes __attribute__((vector_size(16)));
+  Bytes rows[16];
+  unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    std::memcpy(&rows[r], from + r * from_row, sizeof rows[r]);
+  });
+  const auto shuffle = [&]() HEADWISE_ALWAYS_INLINE {
+    Bytes next[16];
+    unrolled<8>([&](auto r) HEADWISE_ALWAYS_INLINE {
+      next[2 * r] = __builtin_shufflevector(rows[r], rows[r + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20,
+                                            5, 21, 6, 22, 7, 23);
+      next[2 * r + 1] = __builtin_shufflevector(rows[r], rows[r + 8], 8, 24, 9, 25, 10, 26, 11, 27,
+                                                12, 28, 13, 29, 14, 30, 15, 31);
+    });
+    unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE { rows[r] = next[r]; });
+  };
+  shuffle(), shuffle(), shuffle(), shuffle();
+  unrolled<16>([&](auto r) HEADWISE_ALWAYS_INLINE {
+    std::memcpy(to + r * to_row, &rows[r], sizeof rows[r]);
+  });
+}
+
+struct LaneRange {
+  Index begin, end;
+};
+
+template <class T, Index queries, Index keys, bool keys_in_rows>
+class TileMask {
+ public:
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  void fill(const HeadVisibility<T>& rules, TileBlock& block) {
+    const KeyRange here{block.j0, block.j0 + block.end};
+    whole_ = rules.ranges_hold(block.i0, block.rows, here);
+    full_ = whole_ && !rules.has_pair_masks();
+    hidden_ = false;
+    pairs_ = std::int64_t{block.rows} * block.end;
+    if (full_) return;
+    pairs_ = 0;
+    const Sides sides = sides_of_gaps(rules, block, here);
+    asked_ = rules.has_keep_masks() || sides == Sides::both;
+    std::fill(begin_ + block.rows, begin_ + queries, Int(0));
+    std::fill(end_ + block.rows, end_ + queries, Int(0));
+    if (rules.ranges_step()) {
+      step_ranges(rules, block);
+    } else {
+      ask_each_range(rules, block, sides);
+    }
+    if (asked_) ask(rules, block);
+    masked_ = asked_;
+    if (rules.has_bounds()) widen(block);
+    block.begin = begin_[0];
+    block.end = end_[block.rows - 1];
+  }
+
+  HEADWISE_INLINE void hide(Index r, Index j, typename S::IntVector hidden) {
+    if (!asked_) ask_ranges();
+    std::uint8_t* bytes = bytes_ + at(r, j);
+    S::store_bytes(S::both(S::load_bytes(bytes), hidden == S::broadcast_int(0)), bytes);
+  }
+
+  bool full() const { return full_; }
+  bool whole() const { return whole_; }
+  bool open() const { return full_ || (whole_ && !asked_); }
+  bool open(Index r, Index n, KeyRange keys_here) const {
+    return open() || (!asked_ && ranges_hold(r, n, keys_here));
+  }
+  bool open_but_for_biases(Index r, Index n, KeyRange keys_here) const {
+    return full_ || (!masked_ && (whole_ || ranges_hold(r, n, keys_here)));
+  }
+  bool hidden() const { return hidden_; }
+  std::int64_t pairs() const { return pairs_; }
+  KeyRange range(Index r) const { return {begin_[r], end_[r]}; }
+  KeyRange seen_by_all(Index r, Index n) const {
+    if (asked_) return {0, 0};
+    return {begin_[r + n - 1], std::max<Index>(begin_[r + n - 1], end_[r])};
+  }
+  LaneRange lanes_that_see(Index rows, KeyRange keys_here) const {
+    LaneRange lanes{0, round_up(rows, S::width)};
+    if (whole_) return lanes;
+    while (lanes.begin < lanes.end &&
+           end_[std::min<Index>(rows, lanes.begin + S::width) - 1] <= keys_here.begin) {
+      lanes.begin += S::width;
+    }
+    while (lanes.begin < lanes.end && begin_[lanes.end - S::width] >= keys_here.end) {
+      lanes.end -= S::width;
+    }
+    return lanes;
+  }
+  KeyRange vectors_seen(Index r, Index n, KeyRange keys_here) const {
+    if (whole_) return keys_here;
+    const Index begin = std::max<Index>(keys_here.begin, begin_[r]);
+    const Index end = std::min<Index>(keys_here.end, end_[r + n - 1]);
+    if (begin >= end) return {keys_here.begin, keys_here.begin};
+    return {begin / S::width * S::width, round_up(end, S::width)};
+  }
+  bool visible(Index r, Index j) const {
+    return full_ || (asked_ ? bytes_[at(r, j)] != 0 : j >= begin_[r] && j < end_[r]);
+  }
+  HEADWISE_INLINE typename S::IntVector to_queries(Index j, Index r) const {
+    if (asked_) return S::load_bytes(bytes_ + at(r, j));
+    const auto key = S::broadcast_int(static_cast<Int>(j));
+    return S::within(key, S::load_ints(begin_ + r), S::load_ints(end_ + r));
+  }
+  HEADWISE_INLINE typename S::IntVector of_keys(Index r, Index j) const {
+    if (asked_) return S::load_bytes(bytes_ + at(r, j));
+    const auto key = S::lane_numbers() + S::broadcast_int(static_cast<Int>(j));
+    return S::within(key, S::broadcast_int(begin_[r]), S::broadcast_int(end_[r]));
+  }
+
+ private:
+  bool ranges_hold(Index r, Index n, KeyRange keys_here) const {
+    return begin_[r + n - 1] <= keys_here.begin && keys_here.end <= end_[r];
+  }
+  void step_ranges(const HeadVisibility<T>& rules, const TileBlock& block) {
+    constexpr Index beyond = Index{1} << 29;
+    const auto in_sight = [&](Index j) {
+      return static_cast<Int>(std::clamp(j - block.j0, -beyond, beyond));
+    };
+    const KeyRange first = rules.reach_of_any_keys(block.i0);
+    const Int begin = in_sight(first.begin), end = in_sight(first.end);
+    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    for (Int r = 0; r < block.rows; ++r) {
+      begin_[r] = std::clamp<Int>(begin + r, 0, last);
+      end_[r] = std::clamp<Int>(end + r, begin_[r], last);
+      pairs_ += end_[r] - begin_[r];
+    }
+  }
+  void widen(const TileBlock& block) {
+    const Int last = static_cast<Int>(block.end);
+    Int begin = last, end = 0;
+    for (Index r = 0; r < block.rows; ++r) {
+      if (begin_[r] == end_[r]) begin_[r] = last, end_[r] = 0;
+      end = end_[r] = std::max<Int>(end_[r], end);
+    }
+    for (Index r = block.rows - 1; r >= 0; --r) {
+      begin = begin_[r] = std::min<Int>(begin_[r], begin);
+      end_[r] = std::max<Int>(end_[r], begin);
+    }
+  }
+  void ask(const HeadVisibility<T>& rules, const TileBlock& block) {
+    std::uint8_t copies[keys_in_rows ? 1 : std::size_t{queries * keys}];
+    std::uint8_t* const rows = keys_in_rows ? bytes_ : copies;
+    bool all = whole_, none = whole_ && block.end % word == 0;
+    for (Index r = 0; r < queries; ++r) {
+      std::uint8_t* const row = rows + r * keys;
+      const Index begin = begin_[r], end = end_[r];
+      std::memset(row, 0, static_cast<std::size_t>(begin));
+      std::memset(row + end, 0, static_cast<std::size_t>(keys - end));
+      if (begin == end) continue;
+      rules.kept(block.i0 + r, {block.j0 + begin, block.j0 + end}, row + begin);
+      for (Index n = 0; (all || none) && n < block.end; n += word) {
+        std::uint64_t seen;
+        std::memcpy(&seen, row + n, sizeof seen);
+        all = all && seen == 0x0101010101010101u;
+        none = none && seen == 0;
+      }
+    }
+    asked_ = !all;
+    hidden_ = none;
+    if (!keys_in_rows && asked_ && !hidden_) transpose_bytes(rows);
+  }
+  void transpose_bytes(const std::uint8_t* rows) {
+    constexpr Index side = 16;
+    for (Index r = 0; r < queries; r += side) {
+      for (Index j = 0; j < keys; j += side) {
+        const std::uint8_t* const from = rows + r * keys + j;
+        if constexpr (queries % side == 0 && keys % side == 0) {
+          transpose_byte_square(from, keys, bytes_ + at(r, j), queries);
+        } else {
+          for (Index t = 0; t < side; ++t) {
+            for (Index lane = 0; lane < std::min<Index>(side, queries - r); ++lane) {
+              bytes_[at(r + lane, j + t)] = from[lane * keys + t];
+            }
+          }
+        }
+      }
+    }
+  }
+  [[gnu::noinline]] void ask_ranges() {
+    for (Index r = 0; r < queries; ++r) {
+      for (Index j = 0; j < keys; ++j) bytes_[at(r, j)] = j >= begin_[r] && j < end_[r];
+    }
+    asked_ = true;
+  }
+  enum class Sides { none, before, behind, both };
+  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
+                             KeyRange here) {
+    if (!rules.has_gaps()) return Sides::none;
+    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (hidden.begin <= here.begin) return Sides::behind;
+    if (hidden.end >= here.end) return Sides::before;
+    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    return any ? Sides::both : Sides::none;
+  }
+  void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
+    const auto in_block = [&](Index j) { return std::clamp(j - block.j0, Index{0}, block.end); };
+    const KeyRange here{block.j0, block.j0 + block.end};
+    for (Index r = 0; r < block.rows; ++r) {
+      KeyRange range = rules.own_range(block.i0 + r);
+      if (sides != Sides::none) {
+        const KeyRange gap = rules.gap(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
+        pairs_ -= gap.in(range).in(here).size();
+      }
+      begin_[r] = static_cast<Int>(in_block(range.begin));
+      end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
+      pairs_ += end_[r] - begin_[r];
+    }
+  }
+  static constexpr Index at(Index r, Index j) {
+    return keys_in_rows ? r * keys + j : j * queries + r;
+  }
+
+  static constexpr Index word = sizeof(std::uint64_t);
+
+  bool full_ = false, whole_ = false, hidden_ = false;
+  bool asked_ = false;   // by bytes; else ranges say it all
+  bool masked_ = false;  // by bytes, whatever biases hide
+  std::int64_t pairs_ = 0;
+  Int begin_[static_cast<std::size_t>(queries)], end_[static_cast<std::size_t>(queries)];
+  std::uint8_t bytes_[static_cast<std::size_t>(queries * keys)];
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/lines_ahead.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+class LinesAhead {
+ public:
+  template <class U>
+  HEADWISE_INLINE void add(const Matrix<const U>& x, Index first, Index rows, Index N) {
+    constexpr auto size = static_cast<Index>(sizeof(U));
+    if (x.column != 1 || rows <= 0) return;
+    parts_[parts_used_++] = {reinterpret_cast<const std::byte*>(x.data + first * x.row),
+                             x.row * size, N * size, rows};
+    rows_ += rows;
+  }
+  template <Scalar T>
+  HEADWISE_INLINE void add_numbers(const Matrix<const T>& x, const StoredRows& stored, Index first,
+                                   Index rows, Index N) {
+    if (stored.as == StoredAs::same) return add<T>(x, first, rows, N);
+    add<BFloat16>(stored.rows.as<BFloat16>(), first, rows, N);  // of either kind: two bytes each
+  }
+  template <class T>
+  HEADWISE_INLINE void add_masks(const HeadVisibility<T>& rules, Index i0, Index rows,
+                                 KeyRange keys) {
+    for (int n = 0; n < rules.pair_mask_count() && keys.size() > 0; ++n) {
+      const auto& plane = rules.pair_mask_plane(n);
+      const Matrix<const bool> pairs{plane.data + keys.begin * plane.column, plane.row,
+                                     plane.column};
+      if (pairs.row != 0) add<bool>(pairs, i0, rows, keys.size());
+    }
+  }
+
+  HEADWISE_INLINE void spread(Index turns) { of_a_turn_ = (rows_ + turns - 1) / turns; }
+  HEADWISE_INLINE void ask() {
+    constexpr Index line = 64;
+    for (Index left = std::min<Index>(of_a_turn_, rows_); left > 0;) {
+      Part& part = parts_[part_];
+      const Index count = std::min<Index>(left, part.rows);
+      for (Index r = 0; r < count; ++r, part.data += part.apart) {
+        for (Index n = 0; n < part.bytes; n += line) __builtin_prefetch(part.data + n, 0, 2);
+      }
+      part.rows -= count, left -= count, rows_ -= count;
+      if (part.rows == 0) ++part_;
+    }
+  }
+
+ private:
+  struct Part {
+    const std::byte* data;
+    Index apart, bytes, rows;
+  };
+
+  static constexpr int most = 4 + AttentionMask<float>::most;
+
+  Part parts_[most];
+  int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
+  Index rows_ = 0;                 // of all parts, that are left
+  Index of_a_turn_ = 0;
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/online_softmax.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardTile {
+  static constexpr Index lanes = Tile<T>::columns;  // queries of a panel
+  static constexpr Index queries = 512;             // most of a task: whole panels
+  static constexpr Index keys = 128;                // of a block
+};
+
+template <class T>
+using ForwardMask = TileMask<T, ForwardTile<T>::lanes, ForwardTile<T>::keys, false>;
+
+template <class T>
+struct ScoreUnits {
+  T alpha;     // that scores are multiplied by
+  T unit;      // that differences of them are multiplied by before weight_of
+  T greatest;  // that the greatest is multiplied by for the logsumexp
+
+  explicit ScoreUnits(const AttentionHead<T>& head)
+      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+
+ private:
+  ScoreUnits(T scale, bool folded)
+      : alpha(folded ? T(1) : scale),
+        unit(simd::HEADWISE_ISA::weight_unit<T>() * (folded ? scale : T(1))),
+        greatest(folded ? scale : T(1)) {}
+};
+
+template <class T>
+struct RowSoftmax {
+  T greatest = std::numeric_limits<T>::lowest();
+  T sum = T(0);
+
+  RowSoftmax() = default;
+  explicit RowSoftmax(const HeadScore<T>* score) {
+    if (score == nullptr || !score->sink_counts()) return;
+    greatest = score->sink;
+    sum = T(1);
+  }
+};
+
+template <class T>
+struct OnlineSoftmax {
+  static constexpr std::size_t queries = static_cast<std::size_t>(ForwardTile<T>::queries);
+  using Int = typename Simd<T>::Int;
+
+  T greatest[queries];
+  T sum[queries];
+  T factor[queries];   // what the context is multiplied by when a block of keys is added
+  T log_sum[queries];  // at the end
+  Int any[queries];    // whether a key was visible
+
+  OnlineSoftmax(Index rows, const HeadScore<T>& score) {
+    using S = Simd<T>;
+    const RowSoftmax<T> begin(&score);
+    for (Index r = 0; r < rows; r += S::width) {
+      S::store(S::broadcast(begin.greatest), greatest + r);
+      S::store(S::broadcast(begin.sum), sum + r);
+      S::store_ints(S::broadcast_int(0), any + r);
+    }
+  }
+};
+
+struct AllVisible {};
+
+inline constexpr int chains_of_keys = 8;
+inline Index first_chained(const TileBlock& block) {
+  return block.begin / chains_of_keys * chains_of_keys;
+}
+
+template <class T, class Visible>
+void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
+                   OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr bool all = std::same_as<Visible, AllVisible>;
+  constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector before = S::load(softmax.greatest + at);
+  auto any = S::load_ints(softmax.any + at);
+  T nothing;
+  set_negative_infinity(nothing);
+  KeyRange sure{0, block.end};
+  if constexpr (!all) {
+    sure = visible.seen_by_all(lane, std::min<Index>(S::width, block.rows - lane));
+  }
+  if (sure.size() > 0) any = S::broadcast_int(-1);
+
+  Vector greatest[std::size_t{together}] = {before, before, before, before};
+  const auto compare = [&](Index j, Vector& so_far) HEADWISE_ALWAYS_INLINE {
+    so_far = S::greater(so_far, S::load(s + j * lanes));
+  };
+  const auto ask = [&](Index j) HEADWISE_ALWAYS_INLINE {
+    if constexpr (!all) {
+      const auto seen = visible.to_queries(j, lane);
+      any = any | seen;
+      S::store(S::select(seen, S::load(s + j * lanes), S::broadcast(nothing)), s + j * lanes);
+    }
+  };
+  Index j = first_chained(block);
+  for (; j + together <= block.end; j += together) {
+    if (!all && (j < sure.begin || j + together > sure.end)) {
+      unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { ask(j + t); });
+    }
+    unrolled<together>([&](auto t) HEADWISE_ALWAYS_INLINE { compare(j + t, greatest[t]); });
+  }
+  for (; j < block.end; ++j) {
+    ask(j);
+    compare(j, greatest[0]);
+  }
+  const Vector m =
+      S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
+  S::store(m, softmax.greatest + at);
+  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store_ints(any, softmax.any + at);
+}
+
+template <class T>
+void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  using simd::HEADWISE_ISA::weight_of;
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  s += lane;
+  const Index at = block.first + lane;
+  const Vector m = S::load(softmax.greatest + at), units = S::broadcast(unit);
+  Vector sums[std::size_t{chains_of_keys}];
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
+  const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
+    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    S::store(p, s + key * lanes);
+    sum = sum + p;
+  };
+  Index j = first_chained(block);
+  for (; j + chains_of_keys <= block.end; j += chains_of_keys) {
+    unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { weigh(j + t, sums[t]); });
+  }
+  unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE {
+    if (j + t < block.end) weigh(j + t, sums[t]);
+  });
+  unrolled<4>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = sums[t] + sums[t + 4]; });
+  const Vector total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+  S::store(S::fma(S::load(softmax.sum + at), S::load(softmax.factor + at), total),
+           softmax.sum + at);
+}
+
+template <class T>
+void take_logs(OnlineSoftmax<T>& softmax, Index begin, Index end) {
+  using S = Simd<T>;
+  for (Index r = begin / S::width * S::width; r < end; r += S::width) {
+    S::store(simd::HEADWISE_ISA::log_of<T>(S::load(softmax.sum + r)), softmax.log_sum + r);
+  }
+}
+
+template <class T>
+void store_logsumexp(bool any, T m, T log_sum, const Matrix<T>& lse, Index i) {
+  if (!any) {
+    set_negative_infinity(lse(i, 0));
+    lse(i, 1) = T(0);
+    return;
+  }
+  m = m + T(0);  // of 0 and -0 either may have come out as the greatest
+  const T rounded = m + log_sum;
+  const bool m_is_larger = (m < T(0) ? T(0) - m : m) > (log_sum < T(0) ? T(0) - log_sum : log_sum);
+  lse(i, 0) = rounded;
+  lse(i, 1) = m_is_larger ? log_sum - (rounded - m) : m - (rounded - log_sum);  // exact
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/dropout_panel.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES >= 32
+template <class T>
+HEADWISE_INLINE void draw_queries(const AttentionHead<T>& head, Index i, Index j8,
+                                  typename Simd<T>::BitVector (&words)[4]) {
+  const auto draw = [&](Index first, PhiloxLanes(&c)[4]) HEADWISE_ALWAYS_INLINE {
+    c[0] = in_all_lanes(j8);
+    c[1] = counting_from(first);
+    c[2] = in_all_lanes(head.h);
+    c[3] = in_all_lanes(head.b);
+    draw_blocks(c, head.dropout.key());
+  };
+  PhiloxLanes low[4];
+  draw(i, low);
+  if constexpr (sizeof(T) == 8) {
+    unrolled<4>([&](auto w) HEADWISE_ALWAYS_INLINE { words[w] = low[w]; });
+  } else {
+    using Bits = typename Simd<T>::BitVector;
+    PhiloxLanes high[4];
+    draw(i + philox_lanes, high);
+    [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+      unrolled<4>([&](auto w) HEADWISE_ALWAYS_INLINE {
+        words[w] = __builtin_shufflevector(__builtin_bit_cast(Bits, low[w]),
+                                           __builtin_bit_cast(Bits, high[w]), (2 * n)...);
+      });
+    }
+    (std::make_integer_sequence<int, Simd<T>::width>());
+  }
+}
+#endif
+
+template <class T>
+void drop_panel(const AttentionHead<T>& head, const TileBlock& block, T* s, T* factors) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+#if HEADWISE_ISA_BYTES >= 32
+  if constexpr (draws_by_lanes<T>) {
+    using S = Simd<T>;
+    using Bits = typename S::BitVector;
+    const auto limit = S::broadcast_int(static_cast<typename S::Int>(head.dropout.threshold()));
+    const auto factor = S::broadcast(T(head.dropout.keep_factor()));
+    const Index first = (block.j0 + block.begin) / 8 * 8 - block.j0;
+    for (Index lane = 0; lane < block.rows; lane += S::width) {
+      for (Index j = first; j < block.end; j += 8) {
+        Bits words[4];
+        draw_queries<T>(head, block.i0 + lane, (block.j0 + j) / 8, words);
+        unrolled<8>([&](auto e) HEADWISE_ALWAYS_INLINE {
+          if (j + e < block.begin || j + e >= block.end) return;
+          const auto bits = (e % 2 == 0 ? words[e / 2] : words[e / 2] >> 16) & 0xFFFFu;
+          const auto kept = __builtin_convertvector(bits, typename S::IntVector) >= limit;
+          T* p = s + (j + e) * lanes + lane;
+          S::store(S::load(p) * S::select(kept, factor, S::zero()), p);
+        });
+      }
+    }
+    return;
+  }
+#endif
+  for (Index r = 0; r < block.rows; ++r) {
+    head.dropout.row(head.b, head.h, block.i0 + r, block.j0 + block.begin, block.end - block.begin,
+                     T(head.dropout.keep_factor()), factors);
+    for (Index j = block.begin; j < block.end; ++j) {
+      T& p = s[j * lanes + r];
+      p = p * factors[j - block.begin];
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/backward_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardTile {
+  static constexpr Index queries = 128;
+  static constexpr Index keys = 256;   // whole panels
+  static constexpr Index drawn = 128;  // keys whose dropout is drawn at once: whole panels
+  static constexpr Index row = keys + std::max<Index>(1, 64 / static_cast<Index>(sizeof(T)));
+};
+
+template <class T>
+using BackwardMask = TileMask<T, BackwardTile<T>::queries, BackwardTile<T>::keys, true>;
+
+template <class T>
+T negated_lse(const FlashHead<T>& head, Index i) {
+  const T lse = head.lse(i, 0), lowest = std::numeric_limits<T>::lowest();
+  return lse < lowest ? lowest : T(0) - lse;
+}
+
+template <class T>
+bool weighs_nothing(const FlashHead<T>& head, Index i) {
+  return head.lse(i, 1) == (std::numeric_limits<T>::max)();
+}
+
+template <class T>
+bool all_weigh(const FlashHead<T>& head, Index i, Index n) {
+  bool all = true;
+  for (Index m = 0; m < n; ++m) all = all && !weighs_nothing(head, i + m);
+  return all;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+constexpr Index distances(Index queries, Index keys) {
+  return round_up(queries + keys, Tile<T>::width);
+}
+
+template <class T>
+Matrix<const T> bias_of(const AttentionHead<T>& head, int n) {
+  const auto& plane = head.visibility.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T>
+HEADWISE_INLINE void read_bias_square(const Matrix<const T>& bias, Index rows, Index keys,
+                                      T* square) {
+  constexpr Index width = Tile<T>::width;
+  if (bias.column == 1 && rows == width && keys == width) {
+    transpose_square<T>(bias.data, bias.row, square, width);
+    return;
+  }
+  for (Index j = 0; j < width; ++j) {
+    for (Index r = 0; r < width; ++r) {
+      square[j * width + r] = j < keys && r < rows ? bias(r, j) : T(0);
+    }
+  }
+}
+
+template <class T>
+void add_bias_of_queries(const Matrix<const T>& bias, T hidden_below, const TileBlock& block, T* s,
+                         ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, width = S::width;
+  T square[std::size_t{S::width * S::width}];
+  const auto least = S::broadcast(hidden_below);
+  for (Index r = 0; r < block.rows; r += width) {
+    for (Index j = block.begin; j < block.end; j += width) {
+      const Index n = std::min<Index>(width, block.end - j);
+      read_bias_square<T>(bias.from(block.i0 + r, block.j0 + j),
+                          std::min<Index>(width, block.rows - r), n, square);
+      auto hidden = S::broadcast_int(0);
+      for (Index t = 0; t < n; ++t) {
+        T* x = s + (j + t) * lanes + r;
+        const auto added = S::load(square + t * width);
+        S::store(S::load(x) + added, x);
+        hidden = hidden | (added < least);
+      }
+      for (Index t = 0; S::any(hidden) && t < n; ++t) {
+        mask.hide(r, j + t, S::load(square + t * width) < least);
+      }
+    }
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Index rows,
+                                     KeyRange keys) {
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    const Matrix<const T> bias = bias_of<T>(head, n);
+    if (bias.row != 0) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
+                  ForwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index lanes = ForwardTile<T>::lanes, keys = ForwardTile<T>::keys;
+  static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
+  const HeadScore<T>& score = head.score;
+  const Index filled = round_up(block.rows, S::width);
+  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+    cap_vectors<T>(score, s + j * lanes, filled);
+  }
+  if (score.by_distance()) {
+    const Index farthest = score.distance(block.i0, block.j0 + keys - 1);
+    fill_distances<T>(score, farthest, -1, lanes + keys - 1, line);
+    for (Index j = block.begin; j < block.end; ++j) {
+      for (Index r = 0; r < filled; r += S::width) {
+        T* x = s + j * lanes + r;
+        S::store(S::load(x) + S::load(line + keys - 1 - j + r), x);
+      }
+    }
+  }
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_queries<T>(bias_of<T>(head, n), head.visibility.hidden_below(), block, s, mask);
+  }
+  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
+    const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
+    score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
+                          s + j * lanes + r);
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [keys], of a row's softcap
+  T* inputs;           // [keys], what the user's function was called with
+  T* function_slopes;  // [keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(keys)),
+        inputs(memory.take(keys)),
+        function_slopes(memory.take(keys)) {}
+};
+
+template <class T>
+void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index queries = BackwardTile<T>::queries;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) {
+    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
+    cap_vectors<T>(score, x + range.begin, range.size());
+    for (Index j = range.begin; j < range.end; j += S::width) {
+      const auto share = S::load(x + j) * inverse;
+      S::store(one - share * share, scratch.cap_slopes + j);
+    }
+  }
+  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
+    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
+  }
+  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
+  for (int n = 0; n < head.visibility.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                        head.visibility.hidden_below(), r, real, x, mask);
+  }
+  if (score.calls() && real.size() > 0) {
+    const ScoreFunctionRef<T>& f = score.function;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + real.begin);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
+                 const ScoreScratch<T>& scratch, T* flow) {
+  const HeadScore<T>& score = head.forward.score;
+  const Index n = std::min<Index>(range.end, block.end) - range.begin;
+  if (n <= 0) return;
+  if (head.flows.function.data != nullptr) {
+    score.function.add_flows(score.function.function,
+                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
+                             scratch.inputs + range.begin, flow + range.begin,
+                             head.flows.function.data, head.flows.function.step);
+  }
+  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data == nullptr) continue;
+    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
+    add_flow<T>(flow + range.begin, n, {to.data, to.column});
+  }
+  if (head.flows.by_distance()) {
+    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
+    add_flow<T>(flow + range.begin, n, {sums, 1});
+  }
+  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/forward_operands.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct ForwardScratch {
+  using Sizes = ForwardTile<T>;
+
+  Element<T>* q;     // q^T in panels [d, lanes]
+  T* s;              // [keys, lanes]
+  Element<T>* p;     // [lanes, keys], where elements are no numbers
+  Element<T>* k;     // [keys, d], dense
+  Element<T>* v;     // [keys, dv], dense
+  T* rows;           // [columns, d], queries of 16 bits as numbers, where `kept` will stand
+  Element<T>* kept;  // v without what one query may not see
+  T* context;        // [queries, dv], rows of whole vectors
+  T* factors;        // [keys], dropout of a row
+  T* line;           // [distances], biases of a panel
+
+  constexpr ForwardScratch(Scratch<T>& memory, Index d, Index dv)
+      : q(elements<T>(memory.take(packed_size<T>(d, Sizes::queries)))),
+        s(memory.take(Sizes::keys * Sizes::lanes)),
+        p(elements<T>(
+            memory.take(Factor<T>::depth == 1 ? 0 : copied_size<T>(Sizes::lanes, Sizes::keys)))),
+        k(elements<T>(memory.take(copied_size<T>(Sizes::keys, d)))),
+        v(elements<T>(memory.take(copied_size<T>(Sizes::keys, dv)))),
+        rows(memory.take(
+            std::max<Index>(copied_size<T>(Sizes::keys, dv), rows_size<T>(Sizes::lanes, d)))),
+        kept(elements<T>(rows)),
+        context(memory.take(Sizes::queries * round_up(dv, Tile<T>::width))),
+        factors(memory.take(Sizes::keys)),
+        line(memory.take(distances<T>(Sizes::lanes, Sizes::keys))) {}
+};
+
+template <class T>
+constexpr Index flash_forward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  ForwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+template <class T>
+void pack_queries(const AttentionHead<T>& head, const TileBlock& panel,
+                  const ForwardScratch<T>& buffers) {
+  const Index rows = panel.rows, d = head.d;
+  const auto q = numbers_of<T>(head.q, head.stored_q, panel.i0, rows, d, buffers.rows);
+  pack<T>(q.transposed(), d, rows, buffers.q + panel.first * steps<T>(d));
+}
+
+template <class T>
+struct KeyOperands {
+  Matrix<const Element<T>> k;
+  Operand<T> v;
+};
+
+template <class T>
+KeyOperands<T> copied_keys(const AttentionHead<T>& head, Index j0, Index n, bool all_seen,
+                           const ForwardScratch<T>& buffers) {
+  return detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+    const auto k = head.template keys_from<U>(j0), v = head.template values<U>();
+    return KeyOperands<T>{copy_left<T>(k, n, head.d, buffers.k),
+                          copy_right<T>(v.from(j0, 0), n, head.dv, all_seen, buffers.v)};
+  });
+}
+
+template <class T>
+KeyOperands<T> key_operands(const AttentionHead<T>& head, Index j0, Index n, bool few,
+                            bool all_seen, const ForwardScratch<T>& buffers) {
+  if constexpr (Factor<T>::depth > 1) {
+    return copied_keys<T>(head, j0, n, all_seen, buffers);
+  } else {
+    if (head.stored_k.as != StoredAs::same) {
+      return copied_keys<T>(head, j0, n, all_seen, buffers);
+    }
+    const auto k = head.keys_from(j0), v = head.v.from(j0, 0);
+    const auto stays = [&](const Matrix<const T>& x, Index N) {
+      return x.column == 1 && N % Tile<T>::width == 0 && (few || x.row == N);
+    };
+    KeyOperands<T> block{k, {v.data, v.row, 1, true}};
+    const bool in_place = few ? k.column == 1 : stays(k, head.d);
+    if (!in_place) block.k = copy_left<T>(k, n, head.d, buffers.k);
+    if (!stays(v, head.dv)) {
+      block.v = copy_right<T>(v, n, head.dv, all_seen, buffers.v);
+    } else {
+      block.v.finite = all_seen || all_finite<T>(v, n, head.dv);
+    }
+    return block;
+  }
+}
+
+struct PanelRange {
+  Index begin, end;
+};
+
+template <class T>
+class LookingPanels {
+ public:
+  static constexpr Index lanes = ForwardTile<T>::lanes;
+
+  LookingPanels(const HeadVisibility<T>& rules, Index i0, Index rows)
+      : rules_(rules),
+        i0_(i0),
+        rows_(rows),
+        blocks_(rules.blocks(i0, rows, ForwardTile<T>::keys)),
+        next_key_(blocks_.first()),
+        next_(panels_that_see(keys_of(next_key_))) {}
+
+  bool advance() {
+    keys_ = keys_of(next_key_);
+    panels_ = next_;
+    next_key_ = blocks_.next(keys_.begin);
+    next_ = panels_that_see(keys_of(next_key_));
+    return keys_.size() > 0;
+  }
+  KeyRange keys() const { return keys_; }
+  PanelRange panels() const { return panels_; }
+
+  Index looks_again() const { return std::min<Index>(next_.begin, rows_); }
+
+  bool begins(Index first) {
+    if (first < begun_) return false;
+    begun_ = first + lanes;
+    return true;
+  }
+
+  LinesAhead behind(const AttentionHead<T>& head, const TileBlock& panel,
+                    const Matrix<T>& o) const {
+    LinesAhead lines;
+    const Index end = panel.first + panel.rows;
+    const bool stays = end < panels_.end;
+    const Index first = stays ? end : next_.begin, rows = std::min<Index>(lanes, rows_ - first);
+    if (rows > 0) {
+      lines.add_masks(rules_, i0_ + first, rows, stays ? keys_ : keys_of(next_key_));
+      if (first >= begun_) {
+        lines.add_numbers<T>(head.q, head.stored_q, i0_ + first, rows, head.d);
+      }
+    }
+    if (panel.first < next_.begin) lines.add<T>(o, panel.first, panel.rows, head.dv);
+    const KeyRange keys = keys_of(next_key_);
+    if (keys.size() <= 0) return lines;
+    const Index of = panels_.end - panels_.begin;
+    const Index from = keys.begin + keys.size() * (panel.first - panels_.begin) / of;
+    const Index count = keys.begin + keys.size() * (end - panels_.begin) / of - from;
+    lines.add_numbers<T>(head.k, head.stored_k, from, count, head.d);  // none of transposed keys
+    lines.add_numbers<T>(head.v, head.stored_v, from, count, head.dv);
+    return lines;
+  }
+
+ private:
+  KeyRange keys_of(Index j0) const {
+    return {j0, std::min<Index>(j0 + blocks_.size, blocks_.keys.end)};
+  }
+  PanelRange panels_that_see(KeyRange keys) const {
+    if (keys.size() <= 0) return {rows_, rows_};
+    PanelRange seeing{0, rows_};
+    if (rows_ <= lanes) return seeing;
+    const auto sees_enough = [&](Index first) {
+      const Index last = std::min<Index>(first + lanes, rows_) - 1;
+      return rules_.range(i0_ + last).end <= keys.begin;
+    };
+    while (seeing.begin < rows_ && sees_enough(seeing.begin)) seeing.begin += lanes;
+    const auto last_panel = [&] { return (seeing.end - 1) / lanes * lanes; };
+    while (seeing.begin < seeing.end && rules_.range(i0_ + last_panel()).begin >= keys.end) {
+      seeing.end = last_panel();
+    }
+    return seeing;
+  }
+
+  const HeadVisibility<T>& rules_;
+  Index i0_, rows_;
+  KeyBlocks blocks_;
+  Index next_key_;  // the first of the next block
+  PanelRange next_;
+  KeyRange keys_{0, 0};
+  PanelRange panels_{0, 0};
+  Index begun_ = 0;  // rows of panels that have looked
+};
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_forward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
+                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+  constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const Index d = steps<T>(head.d);
+  const Element<T>* q = buffers.q + block.first * d;
+  std::int64_t count = 0;
+  const bool biased = head.visibility.bias_count() != 0;
+  const Index together = mask.whole() && !biased ? 4 * Tile<T>::rows : Tile<T>::rows;
+  ahead.spread((block.end - block.begin + together - 1) / together);
+  for (Index j = block.begin, n = 0, asked = 0; j < block.end; j += n) {
+    n = std::min<Index>(together, block.end - j);
+    const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + n});
+    ahead.ask();
+    if (biased) {  // they are read after the products: rows are asked for beside each six keys
+      const Index ask = block.rows * (j + n - block.begin) / (block.end - block.begin);
+      prefetch_biases<T>(head, block.i0 + asked, ask - asked,
+                         {block.j0 + block.begin, block.j0 + block.end});
+      asked = ask;
+    }
+    const auto k = keys.from(j, 0);
+    const Index from = seeing.begin, size = seeing.end - from;
+    run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+    count += n * size * terms_of<T>(d);
+  }
+  return count;
+}
+
+template <class T>
+TileBlock keys_near_lanes(TileBlock block, const ForwardMask<T>& mask, Index lane) {
+  if (Factor<T>::chunk > 1 || mask.whole()) return block;
+  constexpr Index others = Tile<T>::rows - 1;
+  const Index last = std::min<Index>(lane + Tile<T>::width + others, block.rows) - 1;
+  block.begin = mask.range(std::max<Index>(0, lane - others)).begin;
+  block.end = std::max<Index>(block.begin, mask.range(last).end);
+  return block;
+}
+
+template <class T>
+struct PanelWeights {
+  Matrix<const Element<T>> p;
+  Index count;  // how many were computed
+};
+template <class T>
+PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
+                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
+                            OnlineSoftmax<T>& softmax) {
+  Index count = 0;
+  for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
+    const TileBlock own = keys_near_lanes<T>(block, mask, lane);
+    if (mask.open()) {
+      compare_lanes<T>(buffers.s, own, unit, AllVisible{}, lane, softmax);
+    } else {
+      compare_lanes<T>(buffers.s, own, unit, mask, lane, softmax);
+    }
+    weigh_lanes<T>(buffers.s, own, unit, lane, softmax);
+    count += Tile<T>::width * (own.end - own.begin);
+  }
+  if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
+  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+}
+
+template <class T>
+std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
+                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+  constexpr Index width = Tile<T>::width;
+  const Index row = round_up(dv, width), at = block.first + r;
+  const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
+  const auto left = walk_rows<T>(p.from(r, first));
+  std::int64_t count = 0;
+  for (Index c = 0; c < dv; c += Tile<T>::columns) {
+    const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
+    run_panel<T>(
+        left, v.walk(c, range.begin), n, vectors, inner,
+        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+    count += n * vectors * width * terms_of<T>(inner);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
+                                const Matrix<const Element<T>>& p, const Operand<T>& v,
+                                const TileBlock& block, const ForwardMask<T>& mask,
+                                const OnlineSoftmax<T>& softmax) {
+  if (mask.full() || (mask.whole() && v.finite)) {
+    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
+                         softmax);
+  }
+  std::int64_t count = 0;
+  const Index together = v.finite ? Tile<T>::rows : 1;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = v;
+    if (!v.finite) {
+      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+                          [&](Index j) { return mask.visible(r, j); });
+    }
+    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+  }
+  return count;
+}
+
+template <class T>
+void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
+  using S = Simd<T>;
+  const auto by = S::broadcast(divisor);
+  Index n = 0;
+  for (; to.column == 1 && n + S::width <= N; n += S::width) {
+    S::store(S::load(from + n) / by, to.data + n);
+  }
+  for (; n < N; ++n) to(0, n) = from[n] / divisor;
+}
+
+template <class T>
+HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
+                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
+                                  OnlineSoftmax<T>& softmax) {
+  const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
+  const bool any = softmax.any[r] != 0 && !none_left;
+  if (!any) {  // whatever a sink that is not finite has made of it
+    set_zero<T>(context, round_up(head.dv, Tile<T>::width));
+    softmax.sum[r] = T(1);
+  }
+  divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
+  const T greatest = softmax.greatest[r] * unit;
+  if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
+}
+
+template <class T>
+TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const Matrix<T>& o,
+                       const Matrix<T>& lse, Scratch<T> memory) {
+  constexpr Index lanes = ForwardTile<T>::lanes;
+  const ForwardScratch<T> buffers(memory, head.d, head.dv);
+  const AmxScope<T> amx;
+  OnlineSoftmax<T> softmax(rows, head.score);
+  ForwardMask<T> mask;
+  TileWork work;
+  const Index context_row = round_up(head.dv, Tile<T>::width);
+  set_zero<T>(buffers.context, rows * context_row);
+  const ScoreUnits<T> units(head);
+  const bool plain = head.plain_scores();
+
+  Index r = 0;
+  const auto finish_until = [&](Index end) {
+    if (lse.data != nullptr) take_logs<T>(softmax, r, end);
+    for (; r < end; ++r) {
+      T* const context = buffers.context + r * context_row;
+      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
+    }
+  };
+  LookingPanels<T> looking(head.visibility, i0, rows);
+  while (looking.advance()) {
+    const KeyRange keys = looking.keys();
+    const bool all_seen = head.visibility.sees_all(i0, rows, keys);
+    const auto keys_here =
+        key_operands<T>(head, keys.begin, keys.size(), rows <= 2 * lanes, all_seen, buffers);
+    for (Index first = looking.panels().begin; first < looking.panels().end; first += lanes) {
+      const Index count = std::min<Index>(lanes, rows - first);
+      TileBlock block{i0 + first, count, first, keys.begin, 0, keys.size()};
+      if (looking.begins(first)) pack_queries<T>(head, block, buffers);
+      LinesAhead ahead = looking.behind(head, block, o);
+      mask.fill(head.visibility, block);
+      if (block.begin >= block.end) continue;
+      if (mask.hidden()) {
+        work.pairs += mask.pairs();
+        continue;
+      }
+      std::int64_t products =
+          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
+      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
+      products +=
+          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
+      work.pairs += mask.pairs();
+      work.executed_flops +=
+          2 * products + 5 * weights.count +
+          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+    }
+    finish_until(looking.looks_again());
+  }
+  finish_until(rows);
+  return work;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/row_deltas.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T, class U>
+void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
+                   Index rows, T* delta) {
+  using S = Simd<T>;
+  using F = Factor<T>;
+  constexpr Index width = S::width;
+  const bool dense = all_d_o.column == 1 && all_o.column == 1;
+  T left[std::size_t{S::width * S::width}], right[std::size_t{S::width * S::width}];
+  for (Index r = 0; r < rows; r += width) {
+    const Index count = std::min<Index>(width, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    const Index ahead = std::clamp<Index>(rows - r - width, 0, width);
+    prefetch_rows<U>(d_o.from(width, 0), ahead, dv);
+    prefetch_rows<U>(o.from(width, 0), ahead, dv);
+    auto sums = S::zero();
+    Index n = 0;
+    for (; dense && count == width && n + width <= dv; n += width) {
+      transpose_square<T>(d_o.data + n, d_o.row, left, width);
+      transpose_square<T>(o.data + n, o.row, right, width);
+      for (Index t = 0; t < width; ++t) {
+        const auto flow = F::read_number(S::load(left + t * width));
+        const auto result = S::load(right + t * width);
+        sums = S::fma(flow, S::select(flow == S::zero(), S::zero(), result), sums);
+      }
+    }
+    S::store(sums, left);
+    for (; n < dv; ++n) {
+      for (Index lane = 0; lane < count; ++lane) {
+        const T flow = F::read_number(element_as<T>(d_o(lane, n)));
+        const T result = flow == T(0) ? T(0) : element_as<T>(o(lane, n));
+        left[lane] = simd::HEADWISE_ISA::multiply_add<T>(flow, result, left[lane]);
+      }
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
+  }
+}
+template <class T>
+void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
+  detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
+    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
+                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+  });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/backward_scratch.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BackwardScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  static_assert(queries <= keys, "rows of q are kept where rows of k fit");
+
+  T* p;        // [queries, row]
+  T* ds;       // [queries, row]
+  T* factors;  // [rows, keys], dropout of six queries
+  ScoreScratch<T> score;
+  Element<T>* k_t;   // k^T in panels [d, columns]
+  Element<T>* v_t;   // v^T in panels [dv, columns]
+  Element<T>* k;     // [keys, d], dense
+  T* k_finite;       // 1 where k is finite, else 0
+  Element<T>* q;     // [queries, d], dense
+  Element<T>* d_o;   // [queries, dv], dense
+  Element<T>* kept;  // one of these without what one row may not see
+  Element<T>* left;  // q and d_o, then p and ds, as left operands, where elements are no numbers
+  T* dk;             // [keys, d], rows of whole vectors
+  T* dv;             // [keys, dv], likewise
+
+  constexpr BackwardScratch(Scratch<T>& memory, Index d, Index width_v)
+      : p(memory.take(queries * BackwardTile<T>::row)),
+        ds(memory.take(queries * BackwardTile<T>::row)),
+        factors(memory.take(Tile<T>::rows * keys)),
+        score(memory),
+        k_t(elements<T>(memory.take(packed_size<T>(d, keys)))),
+        v_t(elements<T>(memory.take(packed_size<T>(width_v, keys)))),
+        k(elements<T>(memory.take(copied_size<T>(keys, d)))),
+        k_finite(memory.take(1)),
+        q(elements<T>(memory.take(copied_size<T>(queries, d)))),
+        d_o(elements<T>(memory.take(copied_size<T>(queries, width_v)))),
+        kept(elements<T>(memory.take(
+            std::max<Index>(copied_size<T>(keys, d), copied_size<T>(queries, width_v))))),
+        left(elements<T>(memory.take(left_size(d, width_v)))),
+        dk(memory.take(rows_size<T>(keys, d))),
+        dv(memory.take(rows_size<T>(keys, width_v))) {}
+
+  static constexpr Index left_size(Index d, Index width_v) {
+    if (Factor<T>::depth == 1) return 0;
+    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+  }
+
+  Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
+  Matrix<T> sums_of_v(Index width_v) const { return {dv, round_up(width_v, Tile<T>::width), 1}; }
+};
+
+template <class T>
+constexpr Index flash_backward_scratch(Index d, Index dv) {
+  Scratch<T> count;
+  BackwardScratch<T>(count, d, dv);
+  return count.taken();
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+struct BiasRow {
+  const T* values;
+  T* gradient;
+};
+
+template <class T>
+BiasRow<T> bias_row(const FlashHead<T>& head, Index i, Index j0) {
+  const Matrix<T>& gradient = head.flows.biases[0];
+  return {bias_of<T>(head.forward, 0).from(i, j0).data,
+          gradient.data == nullptr ? nullptr : gradient.from(i, j0).data};
+}
+
+template <class T>
+bool adds_one_bias(const FlashHead<T>& head) {
+  const HeadVisibility<T>& rules = head.forward.visibility;
+  if (rules.bias_count() != 1 || head.forward.score.changes()) return false;
+  const Matrix<T>& gradient = head.flows.biases[0];
+  return rules.bias_plane(0).column == 1 && (gradient.data == nullptr || gradient.column == 1);
+}
+
+template <class T>
+struct QueryNumbers {
+  using S = Simd<T>;
+  using Vector = typename S::Vector;
+  Vector scale, minus_lse, rest, unit, delta;
+
+  HEADWISE_INLINE QueryNumbers(const FlashHead<T>& head, Index i, T factor)
+      : scale(S::broadcast(factor)),
+        minus_lse(S::broadcast(negated_lse<T>(head, i))),
+        rest(S::broadcast(head.lse(i, 1))),
+        unit(S::broadcast(simd::HEADWISE_ISA::weight_unit<T>())),
+        delta(S::broadcast(head.delta[i])) {}
+
+  HEADWISE_INLINE Vector weights(const Vector& s) const {
+    return weights_below(S::fma(s, scale, minus_lse) - rest);
+  }
+  HEADWISE_INLINE Vector weights(const Vector& s, const Vector& added) const {
+    return weights_below(S::fma(s, scale, added) + minus_lse - rest);
+  }
+  HEADWISE_INLINE Vector flow(const Vector& weight, const Vector& dp) const {
+    return weight * (dp - delta);
+  }
+
+ private:
+  HEADWISE_INLINE Vector weights_below(const Vector& below) const {
+    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+  }
+};
+
+template <class T>
+struct TileRows {
+  Matrix<const Element<T>> q, d_o;  // [queries, d], [queries, dv]
+};
+
+template <class T>
+struct TileScores {
+  const FlashHead<T>& head;
+  const TileBlock& block;
+  TileRows<T> rows;
+  const BackwardScratch<T>& buffers;
+  BackwardMask<T>& mask;
+  bool plain = head.forward.plain_scores();
+  bool only_one_bias = !plain && adds_one_bias(head);
+  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+};
+
+template <class T>
+HEADWISE_INLINE void drop_vector(const typename Simd<T>::Vector& factor,
+                                 typename Simd<T>::Vector& dp, typename Simd<T>::Vector& weight) {
+  using S = Simd<T>;
+  dp = S::select(factor == S::zero(), S::zero(), dp * factor);
+  weight = weight * factor;
+}
+
+template <class T>
+void backward_row(const TileScores<T>& tile, Index r, KeyRange panel, T scale, const T* factors) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  BackwardMask<T>& mask = tile.mask;
+  const Index i = tile.block.i0 + r;
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
+  KeyRange range = panel;
+  if (!mask.whole()) {
+    const KeyRange seen = mask.range(r);
+    range.begin = std::clamp<Index>(seen.begin / S::width * S::width, panel.begin, panel.end);
+    range.end = std::clamp<Index>(round_up(seen.end, S::width), range.begin, panel.end);
+    if (seen.size() == 0) range.end = range.begin;
+  }
+  if (weighs_nothing(head, i)) range.end = range.begin;
+  if (range.size() < panel.size()) {
+    set_zero<T>(p + panel.begin, range.begin - panel.begin);
+    set_zero<T>(ds + panel.begin, range.begin - panel.begin);
+    set_zero<T>(p + range.end, panel.end - range.end);
+    set_zero<T>(ds + range.end, panel.end - range.end);
+  }
+  const QueryNumbers<T> query(head, i, scale);
+  const KeyRange sure = mask.open() ? range : mask.seen_by_all(r, 1);
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto weight = query.weights(S::load(p + j));  // 4c
+    auto dp = S::load(ds + j), kept = weight;
+    if (factors != nullptr) drop_vector<T>(S::load(factors + j), dp, kept);  // 4d
+    auto flow = query.flow(weight, dp);                                      // 4c
+    if (j < sure.begin || j + S::width > sure.end) {                         // 4b
+      const auto seen = mask.of_keys(r, j);
+      kept = S::select(seen, kept, S::zero());
+      flow = S::select(seen, flow, S::zero());
+    }
+    S::store(kept, p + j);
+    S::store(flow, ds + j);
+  }
+}
+
+template <bool biased, bool dropped, class T>
+void backward_open_rows(const TileScores<T>& tile, Index r, Index n, KeyRange panel, T scale,
+                        const T* factors) {
+  using S = Simd<T>;
+  const FlashHead<T>& head = tile.head;
+  const auto least = S::broadcast(head.forward.visibility.hidden_below());
+  T* p = tile.buffers.p + r * BackwardTile<T>::row;
+  T* ds = tile.buffers.ds + r * BackwardTile<T>::row;
+  for (const Index end = r + n; r < end; ++r) {
+    const Index i = tile.block.i0 + r;
+    const QueryNumbers<T> query(head, i, scale);
+    const auto bias = biased ? bias_row<T>(head, i, tile.block.j0) : BiasRow<T>{};
+    for (Index j = panel.begin; j < panel.end; j += S::width) {
+      const auto added = biased ? S::load(bias.values + j) : S::zero();
+      const auto s = S::load(p + j), weight = biased ? query.weights(s, added) : query.weights(s);
+      auto dp = S::load(ds + j), kept = weight;
+      if constexpr (dropped) drop_vector<T>(S::load(factors + j), dp, kept);
+      auto flow = query.flow(weight, dp);
+      if constexpr (biased) {
+        const auto hidden = added < least;
+        if (S::any(hidden)) {
+          tile.mask.hide(r, j, hidden);
+          kept = S::select(hidden, S::zero(), kept);
+          flow = S::select(hidden, S::zero(), flow);
+        }
+      }
+      S::store(kept, p + j);
+      S::store(flow, ds + j);
+      if constexpr (biased) {
+        if (T* const to = bias.gradient) S::store(S::load(to + j) + flow, to + j);
+      }
+    }
+    p += BackwardTile<T>::row;
+    ds += BackwardTile<T>::row;
+    if constexpr (dropped) factors += BackwardTile<T>::keys;
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward_panels.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+void set_panel_zero(Index n, T* p) {
+  for (Index m = 0; m < n; ++m, p += BackwardTile<T>::row) {
+    unrolled<Tile<T>::vectors>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      Simd<T>::store(Simd<T>::zero(), p + v * Simd<T>::width);
+    });
+  }
+}
+
+template <class T>
+HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
+                                    Index inner, Index n, KeyRange seen, T alpha, T* to) {
+  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+               seen.size() / Tile<T>::width, inner,
+               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+}
+
+struct RowsOfPanel {
+  KeyRange keys;      // of the panel
+  KeyRange seen;      // those that some query sees, whole vectors
+  bool all;           // each query has a weight for some key
+  bool bias_in_rows;  // the rows add the one bias, and nothing else hides a pair
+};
+
+template <class T>
+void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPanel& panel, T scale,
+                   const T* factors) {
+  const auto open_rows = [&]<bool biased>(std::bool_constant<biased>, Index count) {
+    if (factors == nullptr) {
+      backward_open_rows<biased, false>(tile, r, count, panel.keys, scale, factors);
+    } else {
+      backward_open_rows<biased, true>(tile, r, count, panel.keys, scale, factors);
+    }
+  };
+  if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
+  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
+  if (open) return open_rows(std::false_type{}, n);
+  const ScoreScratch<T>& scratch = tile.buffers.score;
+  for (const Index end = r + n; r < end; ++r) {
+    const Index row = r * BackwardTile<T>::row;
+    if (!tile.plain) {
+      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
+                    tile.mask);
+    }
+    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+      open_rows(std::false_type{}, 1);
+    } else {
+      backward_row<T>(tile, r, panel.keys, scale, factors);
+    }
+    if (!tile.plain) {
+      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
+    }
+    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c,
+                            const T* factors) {
+  const auto& [head, block, rows, buffers, mask, plain, only_one_bias, folds] = tile;
+  const AttentionHead<T>& forward = head.forward;
+  const Index d = steps<T>(forward.d), dv = steps<T>(forward.dv);
+  const Index first = r * BackwardTile<T>::row + c;
+  const KeyRange panel{c,
+                       std::min<Index>(c + Tile<T>::columns, round_up(block.end, Tile<T>::width))};
+  const KeyRange seen = mask.vectors_seen(r, n, panel);
+  if (seen.size() == 0) {
+    set_panel_zero<T>(n, buffers.p + first);
+    set_panel_zero<T>(n, buffers.ds + first);
+    return 0;
+  }
+  const Index next = r + n, ahead = std::min<Index>(n, block.rows - next);
+  const KeyRange keys{block.j0 + c, block.j0 + std::min<Index>(panel.end, block.end)};
+  const KeyRange of_panel{seen.begin - c, seen.end - c};
+  const bool all = all_weigh(head, block.i0 + r, n);
+  const bool bias_in_rows =
+      only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
+  const bool folded = folds && (plain || bias_in_rows);
+  if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                    folded ? T(1) : forward.scale, buffers.p + first);
+  if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
+  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                    buffers.ds + first);
+  backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
+                   factors);
+  return n * seen.size() * terms_of<T>(d + dv);
+}
+
+template <class T>
+LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) {
+  LinesAhead lines;
+  const AttentionHead<T>& forward = head.forward;
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const Index next = block.i0 + queries, rows = std::min<Index>(queries, forward.L - next);
+  const KeyBlocks blocks =
+      rows > 0 ? forward.visibility.blocks(next, rows, keys) : KeyBlocks{{0, 0}, keys, {0, 0}};
+  if (!blocks.holds(block.j0)) {
+    const KeysAhead<T>& after = head.next;
+    lines.add_numbers<T>(after.k, after.stored_k, after.first, after.count, forward.d);
+    lines.add_numbers<T>(after.v, after.stored_v, after.first, after.count, forward.dv);
+    return lines;
+  }
+  lines.add_masks(forward.visibility, next, rows, {block.j0, block.j0 + block.end});
+  lines.add_numbers<T>(forward.q, forward.stored_q, next, rows, forward.d);
+  lines.add_numbers<T>(head.d_o, head.stored_d_o, next, rows, forward.dv);
+  lines.add<T>(head.dq, next, rows, forward.d);
+  if (blocks.first() == block.j0) {
+    lines.add_numbers<T>(head.o, head.stored_o, next, rows, forward.dv);
+  }
+  return lines;
+}
+
+template <class T>
+std::int64_t backward_scores(const TileScores<T>& tile) {
+  constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
+  const FlashHead<T>& head = tile.head;
+  const TileBlock& block = tile.block;
+  const BackwardScratch<T>& buffers = tile.buffers;
+  const AttentionHead<T>& forward = head.forward;
+  const bool drops = forward.dropout.active();
+  const Index together = drops ? drawn : columns;
+  LinesAhead ahead = lines_of_next_tile<T>(head, block);
+  ahead.spread((block.end + columns - 1) / columns *
+               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  std::int64_t count = 0;
+  for (Index c0 = 0; c0 < block.end; c0 += together) {
+    const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
+    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
+      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+      const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
+      for (Index m = 0; draws && m < n; ++m) {
+        dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
+                           keys, buffers.factors + m * BackwardTile<T>::keys + c0);
+      }
+      for (Index c = c0; c < std::min<Index>(c0 + together, block.end); c += columns) {
+        ahead.ask();
+        count += backward_panel<T>(tile, r, n, c, drops ? buffers.factors : nullptr);
+      }
+    }
+  }
+  return count;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/flash_backward.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, Index N,
+                        const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
+                        const BackwardMask<T>& mask) {
+  const Epilogue<T> add{.accumulate = true};
+  if (mask.full() || (mask.whole() && b.finite)) {
+    return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
+  }
+  const Index together = b.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  Index low = 0, high = 0;  // queries that see these keys; both grow with the key
+  for (Index j = 0; j < block.end; j += together) {
+    const Index n = std::min<Index>(together, block.end - j);
+    while (low < block.rows && mask.range(low).end <= j) ++low;
+    while (high < block.rows && mask.range(high).begin < j + n) ++high;
+    if (low >= high) continue;
+    Operand<T> seen = b;
+    if (!b.finite) {
+      seen = copy_kept<T>(b, block.rows, N, kept, [&](Index r) { return mask.visible(r, j); });
+    }
+    count += multiply<T>(walk_rows<T>(a.from(j, step_of<T>(low))), seen.from(low), c.from(j, 0),
+                         {n, N, high - chunk_begin<T>(low)}, add);
+  }
+  return count;
+}
+
+template <class T>
+std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T>>& ds,
+                          const Operand<T>& k, const TileBlock& block,
+                          const BackwardScratch<T>& buffers, const BackwardMask<T>& mask) {
+  const Index d = head.forward.d;
+  const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
+  const auto dq = head.dq.from(block.i0, 0);
+  if (mask.full() || (mask.whole() && k.finite)) {
+    return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
+  }
+  const Index together = k.finite ? Tile<T>::rows : 1;
+  std::int64_t count = 0;
+  for (Index r = 0; r < block.rows; r += together) {
+    const Index n = std::min<Index>(together, block.rows - r);
+    const KeyRange range{mask.range(r).begin, mask.range(r + n - 1).end};
+    if (range.begin >= range.end) continue;
+    Operand<T> seen = k;
+    if (!k.finite) {
+      seen =
+          copy_kept<T>(k, block.end, d, buffers.kept, [&](Index j) { return mask.visible(r, j); });
+    }
+    const auto left = walk_rows<T>(ds.from(r, step_of<T>(range.begin)));
+    count += multiply<T>(left, seen.from(range.begin), dq.from(r, 0),
+                         {n, d, range.end - chunk_begin<T>(range.begin)}, add);
+  }
+  return count;
+}
+
+template <class T>
+void flash_backward_begin(const AttentionHead<T>& head, Index j0, Index n, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  const auto k_rows = numbers_of<T>(head.k, head.stored_k, j0, n, head.d, buffers.dk);
+  const auto v_rows = numbers_of<T>(head.v, head.stored_v, j0, n, head.dv, buffers.dv);
+  const auto k = copy_right<T>(k_rows, n, head.d, false, buffers.k);
+  *buffers.k_finite = k.finite ? T(1) : T(0);
+  pack<T>(k_rows.transposed(), head.d, n, buffers.k_t);
+  pack<T>(v_rows.transposed(), head.dv, n, buffers.v_t);
+  set_zero<T>(buffers.dk, rows_size<T>(n, head.d));
+  set_zero<T>(buffers.dv, rows_size<T>(n, head.dv));
+}
+
+template <class T>
+struct TileOperands {
+  Operand<T> right;
+  Matrix<const Element<T>> left;
+};
+template <class T>
+TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
+                              Index rows, Index N, bool finite, Element<T>* right,
+                              Element<T>* left) {
+  return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
+    const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, left);
+    return both;
+  });
+}
+
+template <class T>
+TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Index j0, Index n,
+                             Scratch<T> memory) {
+  const Index d = head.forward.d, dv = head.forward.dv;
+  const BackwardScratch<T> buffers(memory, d, dv);
+  const AmxScope<T> amx;
+  BackwardMask<T> mask;
+  TileBlock block{i0, rows, 0, j0, 0, n};
+  mask.fill(head.forward.visibility, block);
+  if (mask.hidden()) return {mask.pairs(), 0};
+  block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
+  const bool all = mask.full();
+  const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
+                                            buffers.q, buffers.left);
+  const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
+                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+  Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
+  k.finite = all || *buffers.k_finite == T(1);
+
+  begin_scores<T>(head, block, buffers.score);
+  std::int64_t products = backward_scores<T>({head, block, {left_q, left_d_o}, buffers, mask});
+  if (head.flows.by_distance()) add_distances<T>(head, block, buffers.score.sums);
+  constexpr Index row = BackwardTile<T>::row;
+  const Matrix<const T> p{buffers.p, row, 1}, ds{buffers.ds, row, 1};
+  const auto by_key = [&](const Matrix<const T>& a, const Operand<T>& b, Index N,
+                          const Matrix<T>& sums) {
+    const auto left_a = left_of<T>(a.transposed(), n, rows, buffers.left);
+    products += add_by_key<T>(left_a, b, N, sums, block, buffers.kept, mask);
+  };
+  by_key(p, d_o, dv, buffers.sums_of_v(dv));
+  by_key(ds, q, d, buffers.sums_of_k(d));
+  products += add_by_query<T>(head, left_of<T>(ds, rows, n, buffers.left), k, block, buffers, mask);
+  return {mask.pairs(),
+          2 * products + (7 + backward_extras(head.forward)) * rows * round_up(n, Tile<T>::width)};
+}
+
+template <class T>
+void write_scaled(const Matrix<const T>& from, T scale, Index rows, Index N, const Matrix<T>& to) {
+  using S = Simd<T>;
+  const auto factor = S::broadcast(scale);
+  for (Index r = 0; r < rows; ++r) {
+    const T* in = from.data + r * from.row;
+    Index n = 0;
+    prefetch_next<1>(Matrix<const T>(to), r + rows_ahead, rows, N);
+    for (; to.column == 1 && n + S::width <= N; n += S::width) {
+      S::store(factor * S::load(in + n), &to(r, n));
+    }
+    for (; n < N; ++n) to(r, n) = scale * in[n];
+  }
+}
+
+template <class T>
+void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
+                        const Matrix<T>& dv, T* to_scale, Scratch<T> memory) {
+  const BackwardScratch<T> buffers(memory, head.d, head.dv);
+  if (to_scale != nullptr) {
+    const Matrix<const T> sums = buffers.sums_of_k(head.d);
+    detail::with_stored_type<T>(head.stored_k.as, [&]<class U>(std::type_identity<U>) {
+      const auto k = head.template keys<U>().from(j0, 0);
+      *to_scale = *to_scale + scale_flow<T>(k, sums, n, head.d);
+    });
+  }
+  write_scaled<T>(buffers.sums_of_k(head.d), head.scale, n, head.d, dk);
+  write_scaled<T>(buffers.sums_of_v(head.dv), T(1), n, head.dv, dv);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/bf16_table.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+template <std::same_as<float> T>
+Kernels<T> kernels_with_pairs() {
+  using enum InstructionSet;
+  Kernels<T> table = kernels_here<T>();
+  table.instruction_set =  // of the products
+      HEADWISE_ISA_BYTES == 64   ? avx512
+      : HEADWISE_ISA_BYTES == 32 ? avx2
+                                 : generic;
+  table.lanes = Simd<T>::width;
+  table.forward_queries = ForwardTile<T>::queries;
+  table.forward_keys = ForwardTile<T>::keys;
+  table.backward_queries = BackwardTile<T>::queries;
+  table.backward_keys = BackwardTile<T>::keys;
+  table.columns = Tile<T>::columns;
+  table.inner = GemmBlocks<T>::k;
+  table.all_finite = &all_finite<T>;
+  table.gemm_scratch = &gemm_scratch<T>;
+  table.gemm = &gemm<T>;
+  table.executed_gemm_flops = &executed_gemm_flops<T>;
+  table.attention_forward_scratch = &attention_forward_scratch<T>;
+  table.attention_backward_scratch = &attention_backward_scratch<T>;
+  table.score_head = &score_head<T>;
+  table.attention_head_forward = &attention_head_forward<T>;
+  table.attention_head_backward = &attention_head_backward<T>;
+  table.flash_forward_scratch = &flash_forward_scratch<T>;
+  table.flash_backward_scratch = &flash_backward_scratch<T>;
+  table.flash_forward = &flash_forward<T>;
+  table.row_deltas = &row_deltas<T>;
+  table.flash_backward_begin = &flash_backward_begin<T>;
+  table.flash_backward_tile = &flash_backward_tile<T>;
+  table.flash_backward_end = &flash_backward_end<T>;
+  table.decode = {};  // queries that come one by one have the bits of those that come together
+  return table;
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+#undef HEADWISE_ISA
+#undef HEADWISE_ISA_BYTES
+#undef HEADWISE_ISA_PAIRS
+HEADWISE_REGION_END
+#endif
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
+
+/// Numbers in two or three pieces, for a processor that has AMX; elsewhere those of multiply-adds.
+template <std::same_as<float> T, int pieces>
+requires(pieces == 2 || pieces == 3) const Kernels<T>& split_kernels() {
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  static const auto table = [] {
+    if constexpr (pieces == 2) {
+      return amx_two_pieces::kernels_with_pairs<T>();
+    } else {
+      return amx_three_pieces::kernels_with_pairs<T>();
+    }
+  }();
+  return table;
+#else
+  return kernels_here<T>();
+#endif
+}
+
+#if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
+extern template const Kernels<float>& split_kernels<float, 2>();
+extern template const Kernels<float>& split_kernels<float, 3>();
+#endif
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
+
+// headwise/ops/split_products.hpp
+// Products of float by pieces of bf16, for calls that ask for them.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Products of float by the tiles of AMX, where this process has them, and by multiply-adds of
+/// float where it has not: for a call's context, `{.products = split_products()}`.
+///
+/// pieces   of bf16 that a float is split into. Three are the float itself, and their six greatest
+///          products give what float's own multiply-adds give, with errors no larger. Two are its
+///          first 16 to 17 binary digits, and three products the result to 2^-15 of the sum of its
+///          terms' magnitudes: faster.
+///
+/// Everything stays float32 outside the products. What takes them, and what is promised of bits, is
+/// as for bf16_products(): the same for any number of threads, any batch and any chunking, others
+/// than without. A factor that is infinite or above 3.39e38 makes NaN; one below 1e-30 may lose
+/// digits, and below 1.2e-38 is 0. The kernels are compiled where this is called, and nowhere else.
+///
+/// Source  Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+///         Higher-Precision Computations", 2019, arXiv 1904.06376. XLA calls the two
+///         BF16_BF16_F32_X6 and BF16_BF16_F32_X3.
+template <int pieces = 3, std::same_as<float> T = float>
+requires(pieces == 2 || pieces == 3) Products split_products() {
+  return bf16_unit() == Bf16Unit::amx ? Products(&kernels::split_kernels<T, pieces>()) : Products();
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -63264,6 +75036,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 HEADWISE_INSTANCE const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
+HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 2>();
+HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 3>();
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
 

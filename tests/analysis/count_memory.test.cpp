@@ -8,11 +8,10 @@
 #include "headwise/analysis/report.hpp"
 #include "headwise/nn/cost.hpp"
 #include "headwise/nn/multi_head_attention.hpp"
-#include "headwise/ops/bf16_products.hpp"
 #include "headwise/ops/saved_in.hpp"
 #include "headwise/runtime/thread_pool.hpp"
-#include "support/bf16_units.hpp"
 #include "support/catch.hpp"
+#include "support/other_products.hpp"
 
 namespace analysis_count_memory {
 
@@ -169,10 +168,10 @@ TEST_CASE("bytes of a cache in 16 bits equal the formula to the byte, forward an
   CHECK(2 * (kept(true) - as_floats) == kept(false) - as_floats);
 }
 
-TEST_CASE("bytes of calls by products of bf16 equal the formula to the byte", "[analysis]") {
-  for (const Bf16Unit unit : headwise_tests::supported_bf16_units()) {
-    CAPTURE(name_of(unit));
-    const Products products = bf16_products(unit);
+TEST_CASE("bytes of calls by products of bf16 and its pieces equal the formula to the byte",
+          "[analysis]") {
+  for (const auto& [name, products] : headwise_tests::supported_products()) {
+    CAPTURE(name);
     check_bytes<float>({.d_model = 64, .num_heads = 4}, {}, 2, 33, std::nullopt, 1, {}, products);
     check_bytes<float>({.d_model = 30, .num_heads = 3, .d_head = 7, .d_value = 11, .v_bias = true},
                        {.mask = {causal}}, 1, 300, std::nullopt, 3, {}, products);

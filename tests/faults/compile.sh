@@ -25,10 +25,10 @@ link() {  # source program object ...
   "$compiler" "${flags[@]}" "$@" ${others[@]+"${others[@]}"} -pthread -o "$program"
 }
 
-# The kernels that an object calls: of float, of double, of products in bf16 (which call those of
-# float), or none.
+# The kernels that an object calls: of float, of double, of products in bf16 or its pieces (which
+# call those of float), or none.
 scalars_of() {
-  nm -u "$1" | sed -n '/bf16_kernels_ofIfE/ { s/.*/bf16\nfloat/p; d }
+  nm -u "$1" | sed -n '/bf16_kernels_ofIfE\|split_kernelsIfLi/ { s/.*/bf16\nfloat/p; d }
     s/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p' | sort -u
 }
 # Whether an object that was compiled without a fault has to be compiled again for one in $file: if
@@ -37,6 +37,6 @@ scalars_of() {
 reads_fault() {
   tr ' ' '\n' <"${1%.o}.d" | grep -qFx "$root/include/headwise/$file" || return 1
   [[ $file != *.inc || ${flags[*]} != -O0 ]] && return 0
-  nm -C --defined-only "$1" | grep -qE '::(generic|avx2|avx512|amx)(_bf16)?::'
+  nm -C --defined-only "$1" | grep -qE '::(generic|avx2|avx512|amx)(_bf16|_two_pieces|_three_pieces)?::'
 }
 object_of() { echo "$work/unpatched/${1//\//_}.o"; }  # source or scalar

@@ -2,8 +2,9 @@
 // those of the instruction set that tests choose on this machine, HEADWISE_FAULT_ISA, and of the
 // others the weights of a softmax alone. (Everything for both types takes the compiler three times
 // as long.) Whoever calls more of the others calls a null pointer.
-// HEADWISE_FAULT_BF16: those of products in bf16 instead, for every unit.
+// HEADWISE_FAULT_BF16: those of products in bf16 instead, for every unit, and of its pieces.
 #include "headwise/kernels/bf16_kernels.hpp"
+#include "headwise/kernels/split_kernels.hpp"
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
@@ -11,6 +12,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
 extern template const Kernels<float>& kernels_of<float>(InstructionSet);
 template const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
+template const Kernels<float>& split_kernels<float, 2>();
+template const Kernels<float>& split_kernels<float, 3>();
 
 #else
 

@@ -1,12 +1,12 @@
-// What is promised of bits, by products of bf16: the same for a query, a chunk or a batch element
-// alone, on any threads, time after time; and nothing of what is hidden reaches anything.
+// What is promised of bits, by products of bf16 and of numbers in pieces of it: the same for a
+// query, a chunk or a batch element alone, on any threads, time after time; and nothing of what is
+// hidden reaches anything.
 #include <limits>
 
-#include "headwise/ops/bf16_products.hpp"
 #include "headwise/ops/packed_attention.hpp"
 #include "headwise/runtime/thread_pool.hpp"
-#include "support/bf16_units.hpp"
 #include "support/mask_recipes.hpp"
+#include "support/other_products.hpp"
 #include "support/packed_sequence.hpp"
 #include "support/poison_reach.hpp"
 
@@ -72,7 +72,7 @@ struct Sequence {
   }
 };
 
-/// Calls f(sequence, path, products) for every shape, mask, path and unit.
+/// Calls f(sequence, path, products) for every shape, mask, path and kind.
 template <class F>
 void for_each_sequence(const F& f) {
   for (const Sizes& s : {Sizes{3, 2, 1, 7, 11, 3, 5}, Sizes{1, 4, 2, 49, 67, 17, 33},
@@ -81,12 +81,12 @@ void for_each_sequence(const F& f) {
                             {s, true, 13, 4, false}, {s, true, 80, 0, false},
                             {s, false, 0, 0, true},  {s, true, 60, 3, true}};
     for (const Sequence& sequence : all) {
-      for (const Bf16Unit unit : supported_bf16_units()) {
+      for (const auto& [name, products] : supported_products()) {
         for (Path path : {Path::materialized, Path::flash}) {
           const auto mask = &sequence - all;
           const bool tiled = path == Path::flash;
-          CAPTURE(s.format(), mask, name_of(unit), tiled);
-          f(sequence, path, bf16_products(unit));
+          CAPTURE(s.format(), mask, name, tiled);
+          f(sequence, path, products);
         }
       }
     }
@@ -95,7 +95,10 @@ void for_each_sequence(const F& f) {
 
 }  // namespace
 
-TEST_CASE("by bf16 a query alone, and any chunk, has the bits that it has among others", "[ops]") {
+TEST_CASE(
+    "by bf16, whole or in pieces, a query alone, and any chunk, has the bits that it has among "
+    "others",
+    "[ops]") {
   for_each_sequence([](const Sequence& sequence, Path path, const Products& products) {
     const Context context{.products = products};
     const auto [B, H, G, L, S, d, dv] = sequence.x.sizes;
@@ -112,7 +115,9 @@ TEST_CASE("by bf16 a query alone, and any chunk, has the bits that it has among 
   });
 }
 
-TEST_CASE("by bf16 a batch element alone has the bits that it has in its batch", "[ops]") {
+TEST_CASE(
+    "by bf16, whole or in pieces, a batch element alone has the bits that it has in its batch",
+    "[ops]") {
   for_each_sequence([](const Sequence& sequence, Path path, const Products& products) {
     const Context context{.products = products};
     const auto [B, H, G, L, S, d, dv] = sequence.x.sizes;
@@ -132,7 +137,8 @@ TEST_CASE("by bf16 a batch element alone has the bits that it has in its batch",
   });
 }
 
-TEST_CASE("by bf16 any number of threads gives the same bits, time after time", "[ops]") {
+TEST_CASE("by bf16, whole or in pieces, any number of threads gives the same bits, time after time",
+          "[ops]") {
   ThreadPool one(1), two(2), three(3), eight(8);
   for_each_sequence([&](const Sequence& sequence, Path path, const Products& products) {
     Case<float> dropped = sequence.x;
@@ -149,7 +155,8 @@ TEST_CASE("by bf16 any number of threads gives the same bits, time after time", 
   });
 }
 
-TEST_CASE("by bf16 a packed sequence has the bits that it has alone", "[ops]") {
+TEST_CASE("by bf16, whole or in pieces, a packed sequence has the bits that it has alone",
+          "[ops]") {
   const std::vector<Index> starts = {0, 5, 5, 6, 137, 204};
   Numbers numbers(5050);
   const auto q = numbers.tensor<float>(Shape{204, 4, 17}),
@@ -162,8 +169,8 @@ TEST_CASE("by bf16 a packed sequence has the bits that it has alone", "[ops]") {
        {AttentionMask<float>{}, AttentionMask<float>{causal},
         AttentionMask<float>{causal, Mask::window(13).keeping_first(3)}}) {
     const AttentionOptions<float> options{.mask = mask, .scale = 0.3f};
-    for (const Bf16Unit unit : supported_bf16_units()) {
-      const Context context{.executor = pool, .products = bf16_products(unit)};
+    for (const auto& [name, products] : supported_products()) {
+      const Context context{.executor = pool, .products = products};
       Tensor3<float> o(d_o.shape()), lse(Shape{204, 4, 2}), dq(q.shape()), dk(k.shape()),
           dv(v.shape());
       packed_attention_forward(packed, options, o, lse, context);
@@ -172,7 +179,7 @@ TEST_CASE("by bf16 a packed sequence has the bits that it has alone", "[ops]") {
         const auto part = [&](const Tensor3<float>& t) { return sequence(t, starts, b); };
         const Outputs<float> alone = run<float>(Path::flash, part(q), part(k), part(v), part(d_o),
                                                 options, {.products = context.products});
-        CAPTURE(name_of(unit), b);
+        CAPTURE(name, b);
         CHECK(same_bits<float, 4>(part(o), alone.o));
         CHECK(same_bits<float, 4>(part(lse), alone.lse));
         CHECK(same_bits<float, 4>(part(dq), alone.dq));
@@ -183,8 +190,10 @@ TEST_CASE("by bf16 a packed sequence has the bits that it has alone", "[ops]") {
   }
 }
 
-TEST_CASE("by bf16 what a query may not see never reaches it, and NaN in what it sees shows",
-          "[ops]") {
+TEST_CASE(
+    "by bf16, whole or in pieces, what a query may not see never reaches it, and NaN in what it "
+    "sees shows",
+    "[ops]") {
   // The second is finite, but for bf16.
   const std::vector<float> all = {std::numeric_limits<float>::quiet_NaN(), 3.4e38f};
   constexpr Place places[] = {Place::k, Place::v, Place::q, Place::d_o};
@@ -201,15 +210,15 @@ TEST_CASE("by bf16 what a query may not see never reaches it, and NaN in what it
         clean += std::count(query.begin(), query.end(), false);
         dirty += std::count(query.begin(), query.end(), true);
       }
-      for (const Bf16Unit unit : supported_bf16_units()) {
-        const Context context{.products = bf16_products(unit)};
+      for (const auto& [name, products] : supported_products()) {
+        const Context context{.products = products};
         for (Path path : {Path::materialized, Path::flash}) {
           const Outputs<float> finite = run(path, x, context);
           for (Place place : places) {
             const auto n = static_cast<std::size_t>(place);
             for (float poison : all) {
               const bool tiled = path == Path::flash;
-              CAPTURE(recipe.name, sizes.format(), name_of(unit), place_names[n], poison, tiled);
+              CAPTURE(recipe.name, sizes.format(), name, place_names[n], poison, tiled);
               check_reach(path, x, finite, place, reaches[n], poison, context);
             }
           }

@@ -82,11 +82,11 @@ Real relative_error(const In<T, R>& got, const Field& expected) {
 /// errors of a sum of n random terms grow as sqrt(n), exp turns a score's absolute error into a
 /// relative one, and at most three sums and an exp stand behind one another.
 template <class T>
-std::string disagreement(const Outputs<T>& got, const OracleResult& expected, const Sizes& sizes) {
+std::string disagreement(const Outputs<T>& got, const OracleResult& expected, const Sizes& sizes,
+                         Real epsilon = std::numeric_limits<T>::epsilon()) {
   const auto [B, H, G, L, S, d, dv] = sizes;
   const Index n = std::max({d, dv, S, G == 0 ? L : L * (H / G), Index{1}});
-  const Real tolerance = 4 * Real{std::numeric_limits<T>::epsilon()} *
-                         (std::sqrt(static_cast<Real>(n)) + expected.condition);
+  const Real tolerance = 4 * epsilon * (std::sqrt(static_cast<Real>(n)) + expected.condition);
   std::ostringstream text;
   const auto compare = [&](const char* name, const auto& x, const Field& y) {
     const Real error = relative_error(x, y);

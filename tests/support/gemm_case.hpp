@@ -99,7 +99,7 @@ struct GemmCase {
   bool bias = false, accumulate = false;
 };
 
-/// The same size in five layouts, with each epilogue.
+/// The same size in some layouts, with each epilogue.
 template <class T>
 std::vector<GemmCase<T>> gemm_cases(Index M, Index N, Index K) {
   using enum Order;
@@ -107,6 +107,7 @@ std::vector<GemmCase<T>> gemm_cases(Index M, Index N, Index K) {
           {{M, N, K}, column_major, row_major, row_major, 1, true},
           {{M, N, K}, row_major, column_major, spread, -0.7, false, true},
           {{M, N, K}, row_major, column_major, row_major, 0.3, false, true},
+          {{M, N, K}, row_major, row_major, row_major, 1, false, true},
           {{M, N, K}, column_major, column_major, row_major, 3, true},
           {{M, N, K}, spread, spread, column_major, 3, true}};
 }

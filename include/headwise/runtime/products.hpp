@@ -4,8 +4,8 @@
 namespace headwise::inline v0_1 {
 
 /// What the factors of products are rounded to before they are multiplied: nothing by default. Of
-/// another kind is what bf16_products() returns (ops/bf16_products.hpp). Sums run in float all the
-/// same, and what is no product of matrices is computed in float: softmax, norms, biases, score
+/// another kind is what bf16_products() and split_products() return (ops/). Sums run in float all
+/// the same, and what is no product of matrices is computed in float: softmax, norms, biases, score
 /// functions, optimisers. Of other types than float nothing is rounded.
 class Products {
  public:

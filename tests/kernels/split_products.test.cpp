@@ -1,0 +1,256 @@
+// Products of floats in pieces of bf16, where this processor has AMX: sizes around its tiles (16
+// rows, 1 to 4 vectors of columns), what is summed up together (32 inner indices), what stays in
+// the first cache (64 of three pieces, 96 of two) and the cache blocks (96 rows, 768 columns, 192
+// terms).
+#include "headwise/kernels/split_kernels.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "headwise/runtime/bf16_unit.hpp"
+#include "support/bf16_units.hpp"
+#include "support/draw.hpp"
+#include "support/gemm_case.hpp"
+
+namespace kernels_split_products {
+
+using namespace headwise_tests;
+
+namespace {
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+constexpr float infinity = std::numeric_limits<float>::infinity();
+const std::vector<Order> orders = {Order::row_major, Order::column_major, Order::spread};
+
+/// Kernels, and what leaving out the smallest products costs at most, in units of epsilon of each
+/// term: 2^-24 and 2^-15 of it, and a little more.
+struct SplitKernels {
+  int pieces;
+  const kernels::Kernels<float>* run;
+  double left_out;
+};
+
+/// None where there is no AMX.
+std::vector<SplitKernels> supported_split_kernels() {
+  if (!is_supported(Bf16Unit::amx)) return {};
+  return {{2, &kernels::split_kernels<float, 2>(), 257},
+          {3, &kernels::split_kernels<float, 3>(), 0.51}};
+}
+
+void check_sizes(const std::vector<Index>& Ms, const std::vector<Index>& Ns,
+                 const std::vector<Index>& Ks) {
+  const auto itself = [](float x) { return x; };
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (Index M : Ms) {
+      for (Index N : Ns) {
+        for (Index K : Ks) {
+          for (const GemmCase<float>& c : gemm_cases<float>(M, N, K)) {
+            CAPTURE(of.pieces, M, N, K, static_cast<int>(c.a), static_cast<int>(c.b), c.alpha);
+            CHECK(gemm_error<float>({of.run}, c, itself) <= of.left_out + gemm_bound(K));
+          }
+        }
+      }
+    }
+  }
+}
+
+/// Numbers of all 24 digits and of most exponents; of those below 2^-100 a third piece may be 0.
+Placed<float> drawn_bits(Index rows, Index columns, Order order) {
+  Draw draw(12);
+  Placed<float> x(rows, columns, order, 0);
+  for (Index i = 0; i < rows; ++i) {
+    for (Index j = 0; j < columns; ++j) {
+      constexpr std::uint32_t near[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+      const auto sign_and_exponent = static_cast<std::uint32_t>(draw.between(28, 253) << 23 |
+                                                                (draw.coin() ? Index{1} << 31 : 0));
+      const auto upper = static_cast<std::uint32_t>(draw.between(0, 127) << 16);
+      const auto lower = draw.coin() ? near[static_cast<std::size_t>(draw.between(0, 5))]
+                                     : static_cast<std::uint32_t>(draw.between(0, 0xffff));
+      x.matrix()(i, j) = std::bit_cast<float>(sign_and_exponent | upper | lower);
+    }
+  }
+  return x;
+}
+
+Placed<float> identity(Index n, Order order) {
+  Placed<float> x(n, n, order, 0);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) x.matrix()(i, j) = i == j ? 1.0f : 0.0f;
+  }
+  return x;
+}
+
+}  // namespace
+
+TEST_CASE("a product in pieces equals sums in long double, for every size", "[kernels]") {
+  check_sizes({0, 1, 15, 16, 17}, {0, 1, 15, 16, 17}, {0, 1, 2, 3, 31, 32, 33});
+  check_sizes({2, 31, 33}, {2, 7, 31, 33, 63, 64, 65}, {1, 5, 63, 64, 65, 96, 97});
+  check_sizes({1, 7, 17}, {63, 64, 65, 95, 96, 97, 127, 129}, {1, 33});
+}
+
+TEST_CASE("a product in pieces equals sums in long double around its cache blocks", "[kernels]") {
+  check_sizes({7, 17}, {5}, {127, 128, 129, 191, 192, 193, 257, 385});
+  check_sizes({95, 96, 97, 191, 193}, {3, 17}, {5, 35});
+  check_sizes({5, 17}, {767, 768, 769}, {3, 34});
+  check_sizes({35}, {770}, {194});
+}
+
+TEST_CASE("three pieces hold every digit of a number, two the first sixteen, wherever it lies",
+          "[kernels]") {
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (const Order order : orders) {
+      for (Index n : {1, 2, 31, 64, 96, 131, 200}) {
+        for (bool left : {true, false}) {
+          const Index rows = left ? 35 : n, columns = left ? n : 70;
+          const Placed<float> x = drawn_bits(rows, columns, order);
+          Placed<float> y(rows, columns, Order::row_major, 1);
+          const Placed<float> one = identity(n, orders[static_cast<std::size_t>(n % 3)]);
+          gemm_by<float>(*of.run, (left ? x : one).read(), (left ? one : x).read(), y.matrix(),
+                         {rows, columns, n});
+          Index wrong = 0;
+          for (Index i = 0; i < rows; ++i) {
+            for (Index j = 0; j < columns; ++j) {
+              const float first = bf16_factor(x(i, j));
+              const float two = first + bf16_factor(x(i, j) - first);
+              if (y(i, j) != (of.pieces == 2 ? two : x(i, j))) ++wrong;
+            }
+          }
+          CAPTURE(of.pieces, static_cast<int>(order), n, left);
+          CHECK(wrong == 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a small number in pieces loses digits below 2^-126 alone", "[kernels]") {
+  const float one = 1;
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (float x : {0x1.fffffep-100f, -0x1.234568p-110f, 0x1.fffffep-120f, 0x1.01fffep-126f,
+                    0x1p-126f, 0x1.fffffcp-127f, 0x1p-149f, 0.0f}) {
+      float y = 7, z = 7;
+      gemm_by<float>(*of.run, {&x, 1, 1}, {&one, 1, 1}, {&y, 1, 1}, {1, 1, 1});
+      gemm_by<float>(*of.run, {&one, 1, 1}, {&x, 1, 1}, {&z, 1, 1}, {1, 1, 1});
+      const double digits = std::abs(x) * (of.pieces == 2 ? 0x1p-16 : 0);
+      CAPTURE(of.pieces, x, y, z);
+      CHECK(std::abs(double{y} - x) <= 0x1p-126 + digits);
+      CHECK(std::abs(double{z} - x) <= 0x1p-126 + digits);
+    }
+  }
+}
+
+TEST_CASE("NaN and what is infinite in pieces make NaN of their own row and column alone",
+          "[kernels]") {
+  constexpr Index M = 23, N = 70, K = 71;
+  // Of NaN those, too, that a sum that rounds would make 0 or infinite.
+  std::vector<float> poisons = {infinity, -infinity, 3.4e38f, -std::numeric_limits<float>::max()};
+  for (std::uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7f80ffffu, 0x7fffffffu, 0xffffffffu}) {
+    poisons.push_back(std::bit_cast<float>(bits));
+  }
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (const Order order : orders) {
+      const Placed<float> a(M, K, order, 1), b(K, N, order, 2);
+      Placed<float> clean(M, N, Order::row_major, 3);
+      gemm_by<float>(*of.run, a.read(), b.read(), clean.matrix(), {M, N, K});
+      for (float poison : poisons) {
+        for (const auto& [at, k] : {std::pair<Index, Index>{0, 0}, {5, 40}, {16, 31}, {22, 70}}) {
+          for (bool left : {true, false}) {
+            Placed<float> x = left ? a : b, y = clean;
+            (left ? x.matrix()(at, k) : x.matrix()(k, at)) = poison;
+            gemm_by<float>(*of.run, (left ? x : a).read(), (left ? b : x).read(), y.matrix(),
+                           {M, N, K});
+            Index changed = 0, lost = 0;
+            for (Index i = 0; i < M; ++i) {
+              for (Index j = 0; j < N; ++j) {
+                const bool own = (left ? i : j) == at;
+                if (own && !std::isnan(y(i, j))) ++lost;
+                if (!own && !same_bits_of(y(i, j), clean(i, j))) ++changed;
+              }
+            }
+            CAPTURE(of.pieces, static_cast<int>(order), poison, at, k, left);
+            CHECK(changed == 0);
+            CHECK(lost == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a product in pieces gives a row and a column the same bits wherever they stand",
+          "[kernels]") {
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (Index N : {1, 5, 19, 67}) {
+      for (Index K : {1, 7, 33, 66, 98, 194}) {
+        CAPTURE(of.pieces);
+        check_row_invariance<float>(*of.run, N, K);
+      }
+    }
+  }
+}
+
+TEST_CASE("a row that is added to has the same bits wherever it stands, by tiles", "[kernels]") {
+  constexpr Index M = 37, N = 65;
+  std::vector<const kernels::Kernels<float>*> runs;
+  for (const SplitKernels& of : supported_split_kernels()) runs.push_back(of.run);
+  for (const Bf16Kernels& of : supported_bf16_kernels()) runs.push_back(of.run);
+  for (const auto* run : runs) {
+    for (Index K : {1, 40, 200, 400}) {
+      for (float alpha : {1.0f, -0.7f}) {
+        const Placed<float> a(M, K, Order::row_major, 1), b(K, N, Order::row_major, 2);
+        const Placed<float> before(M, N, Order::row_major, 3);
+        const kernels::Epilogue<float> add{.alpha = alpha, .accumulate = true};
+        Placed<float> whole = before, alone = before;
+        gemm_by<float>(*run, a.read(), b.read(), whole.matrix(), {M, N, K}, add);
+        for (Index i = 0; i < M; ++i) {
+          gemm_by<float>(*run, a.read().from(i, 0), b.read(), alone.matrix().from(i, 0), {1, N, K},
+                         add);
+        }
+        Index different = 0;
+        for (Index i = 0; i < M; ++i) {
+          for (Index j = 0; j < N; ++j) {
+            if (!same_bits_of(alone(i, j), whole(i, j))) ++different;
+          }
+        }
+        CAPTURE(K, alpha);
+        CHECK(different == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("a product in pieces overwrites c without reading it, and over no terms is the bias",
+          "[kernels]") {
+  constexpr Index M = 19, N = 37;
+  const Placed<float> a(M, 40, Order::row_major, 1), b(40, N, Order::row_major, 2);
+  const Placed<float> bias(1, N, Order::row_major, 3);
+  for (const SplitKernels& of : supported_split_kernels()) {
+    for (Index K : {0, 40}) {
+      Placed<float> c(M, N, Order::row_major, 4), d(M, N, Order::spread, 4);
+      Index different = 0, not_bias = 0;
+      for (Placed<float>* y : {&c, &d}) {
+        for (Index i = 0; i < M; ++i) {
+          for (Index j = 0; j < N; ++j) y->matrix()(i, j) = not_a_number;
+        }
+        gemm_by<float>(*of.run, a.read(), b.read(), y->matrix(), {M, N, K},
+                       {.bias = bias.read().data});
+      }
+      for (Index i = 0; i < M; ++i) {
+        for (Index j = 0; j < N; ++j) {
+          if (!(c(i, j) == d(i, j))) ++different;
+          if (K == 0 && c(i, j) != bias(0, j)) ++not_bias;
+        }
+      }
+      CAPTURE(of.pieces, K);
+      CHECK(different == 0);
+      CHECK(not_bias == 0);
+    }
+  }
+}
+
+}  // namespace kernels_split_products

@@ -1,0 +1,81 @@
+// Both attentions by products of numbers in pieces of bf16, against the oracle: three pieces within
+// what floats are allowed, two within as much of 2^-18, which is what their products lose at random
+// (2^-15 at most), nearly.
+#include <limits>
+
+#include "headwise/ops/split_products.hpp"
+#include "support/attention_outputs.hpp"
+#include "support/catch.hpp"
+#include "support/mask_recipes.hpp"
+#include "support/other_products.hpp"
+
+namespace ops_split_attention {
+
+using namespace headwise_tests;
+
+namespace {
+
+const std::vector<Sizes> shapes = {{1, 1, 1, 1, 1, 1, 1},       {3, 4, 2, 7, 5, 3, 2},
+                                   {3, 2, 2, 1, 67, 4, 9},      {2, 4, 2, 49, 67, 33, 17},
+                                   {1, 2, 1, 97, 48, 16, 5},    {1, 2, 2, 33, 131, 17, 32},
+                                   {1, 1, 1, 150, 300, 65, 40}, beyond_tiles};
+
+void check_all(const Case<float>& x) {
+  const OracleResult expected = oracle_attention(x.problem());
+  for (const auto& [name, products] : supported_split_products()) {
+    const Real epsilon =
+        name == "two pieces" ? 0x1p-18L : Real{std::numeric_limits<float>::epsilon()};
+    for (Path path : {Path::materialized, Path::flash}) {
+      const bool tiled = path == Path::flash;
+      CAPTURE(name, tiled);
+      CHECK(disagreement(run(path, x, {.products = products}), expected, x.sizes, epsilon) == "");
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("both attentions in pieces equal the oracle, for every mask", "[ops]") {
+  std::uint64_t seed = 6000;
+  for (const Recipe<float>& recipe : mask_recipes<float>()) {
+    for (const Sizes& sizes : shapes) {
+      Case<float> x(sizes, ++seed);
+      recipe.apply(x);
+      CAPTURE(recipe.name, sizes.format(), seed);
+      check_all(x);
+    }
+  }
+}
+
+TEST_CASE("both attentions in pieces equal the oracle whatever changes their scores", "[ops]") {
+  using C = Case<float>&;
+  const std::vector<Recipe<float>> recipes = {
+      {"softcap", [](C c) { c.softcap(1.5); }},
+      {"ALiBi", [](C c) { c.causal(), c.alibi(); }},
+      {"relative biases, sinks", [](C c) { c.relative(5, false), c.sinks(); }},
+      {"scale", [](C c) { c.scale(-0.7); }},
+      {"dropout", [](C c) { c.dropout(0.3); }},
+      {"everything", [](C c) {
+         c.causal(), c.window(31, 3), c.keys(true), c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
+         c.softcap(2.5), c.alibi(), c.relative(9, true), c.sinks(), c.scale(0.4), c.dropout(0.2);
+       }}};
+  std::uint64_t seed = 6500;
+  for (const Recipe<float>& recipe : recipes) {
+    for (const Sizes& sizes : shapes) {
+      Case<float> x(sizes, ++seed);
+      recipe.apply(x);
+      CAPTURE(recipe.name, sizes.format(), seed);
+      check_all(x);
+    }
+  }
+}
+
+TEST_CASE("both attentions in pieces equal the oracle for wide heads", "[ops]") {
+  const Index d = GENERATE(31, 64, 127, 129), dv = GENERATE(33, 64, 130);
+  Case<float> x(Sizes{1, 2, 1, 53, 71, d, dv}, 6600);
+  x.causal();
+  CAPTURE(x.sizes.format());
+  check_all(x);
+}
+
+}  // namespace ops_split_attention
