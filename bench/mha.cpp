@@ -1,8 +1,10 @@
 // The whole module: projections with biases, attention, output projection.
 #include "mha.hpp"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <string_view>
 
 namespace headwise::bench {
@@ -40,58 +42,66 @@ Case case_of(const std::shared_ptr<Module<T, E>>& module, bool with_backward) {
   return one;
 }
 
-/// What HEADWISE_BENCH_PRODUCTS asks for, bf16, two_pieces or three_pieces, in every case of mha/:
-/// so this program can be a partner of itself.
-Products asked_products() {
-  const char* const text = std::getenv("HEADWISE_BENCH_PRODUCTS");
-  const std::string_view asked = text == nullptr ? "" : text;
-  if (asked == "bf16") return bf16_products();
-  if (asked == "two_pieces") return split_products<2>();
-  if (asked == "three_pieces") return split_products<3>();
-  require(asked.empty(), "HEADWISE_BENCH_PRODUCTS", "there is no ", asked);
-  return {};
+/// Products of floats, and how far off results by them may be.
+struct NamedProducts {
+  Products products;
+  double allowed;
+};
+/// bf16, two_pieces or three_pieces; by an empty name those of float.
+NamedProducts products_named(std::string_view name) {
+  if (name == "bf16") return {bf16_products(), of_bf16};
+  if (name == "two_pieces") return {split_products<2>(), 0x1p-11};
+  if (name == "three_pieces") return {split_products<3>(), tolerance<float>};
+  require(name.empty(), "products_named", "there are no products ", name);
+  return {{}, tolerance<float>};
+}
+/// What HEADWISE_BENCH_PRODUCTS names, in every case of mha/: so this program can be a partner of
+/// itself.
+NamedProducts asked_products() {
+  const char* const name = std::getenv("HEADWISE_BENCH_PRODUCTS");
+  return products_named(name == nullptr ? "" : name);
 }
 
 template <class T, bool with_backward, class E = T>
 Case mha(const std::vector<Index>& values) {
   const auto module = std::make_shared<Module<T, E>>(values);
   Case one = case_of(module, with_backward);
-  const Products products = asked_products();
-  one.run = [module, products](Context context) {
-    context.products = products;
+  const NamedProducts by = asked_products();
+  one.run = [module, by](Context context) {
+    context.products = by.products;
     module->run(with_backward, context);
   };
-  const double allowed = products.exact() ? std::same_as<T, E> ? tolerance<T> : 0.01 : of_bf16;
+  const double of_type = std::same_as<T, E> ? tolerance<T> : 0.01;  // bf16 has 8 binary digits
+  const double allowed = std::same_as<T, float> ? std::max(of_type, by.allowed) : of_type;
   one.right = [module, allowed] { return right(*module, with_backward, allowed); };
   return one;
 }
 
 /// The same module by another context, whose results may be off by so much.
 template <bool with_backward>
-Case mha_by(const std::vector<Index>& values, double allowed, void (*change)(Context&)) {
+Case mha_by(const std::vector<Index>& values, double allowed, const Products& products,
+            const Saved& saved) {
   const auto module = std::make_shared<Module<float>>(values);
   Case one = case_of(module, with_backward);
-  one.run = [module, change](Context context) {
-    change(context);
+  one.run = [module, products, saved](Context context) {
+    context.products = products;
+    context.saved = saved;
     module->run(with_backward, context);
   };
   one.right = [module, allowed] { return right(*module, with_backward, allowed); };
   return one;
 }
-/// The factors of its products are rounded.
-template <bool with_backward>
-Case by_products(const std::vector<Index>& values) {
-  return mha_by<with_backward>(values, of_bf16, [](Context& c) { c.products = bf16_products(); });
-}
-/// They are split into pieces, where the processor has what multiplies them.
-template <bool with_backward, int pieces>
-Case by_pieces(const std::vector<Index>& values) {
-  return mha_by<with_backward>(values, pieces == 3 ? tolerance<float> : 0x1p-11,
-                               [](Context& c) { c.products = split_products<pieces>(); });
-}
 /// What backward needs is kept rounded.
 Case kept_rounded(const std::vector<Index>& values) {
-  return mha_by<true>(values, of_bf16, [](Context& c) { c.saved = saved_in<BFloat16>(); });
+  return mha_by<true>(values, of_bf16, {}, saved_in<BFloat16>());
+}
+/// By products of that name.
+template <bool with_backward>
+auto by_products(const std::string& name) {
+  return [name](const std::vector<Index>& values) {
+    const NamedProducts by = products_named(name);
+    return mha_by<with_backward>(values, by.allowed, by.products, {});
+  };
 }
 
 template <class T>
@@ -106,18 +116,12 @@ void add(Families& families, Index longest) {
 
 void add_mha(Families& families) {
   add<float>(families, 8192);
-  families.push_back({name_of<float>("mha_bf16/forward"), attention_arguments(),
-                      attention_values(8192), by_products<false>});
-  families.push_back({name_of<float>("mha_bf16/forward_backward"), attention_arguments(),
-                      attention_values(8192), by_products<true>});
-  families.push_back({name_of<float>("mha_two_pieces/forward"), attention_arguments(),
-                      attention_values(8192), by_pieces<false, 2>});
-  families.push_back({name_of<float>("mha_two_pieces/forward_backward"), attention_arguments(),
-                      attention_values(8192), by_pieces<true, 2>});
-  families.push_back({name_of<float>("mha_three_pieces/forward"), attention_arguments(),
-                      attention_values(8192), by_pieces<false, 3>});
-  families.push_back({name_of<float>("mha_three_pieces/forward_backward"), attention_arguments(),
-                      attention_values(8192), by_pieces<true, 3>});
+  for (const std::string name : {"bf16", "two_pieces", "three_pieces"}) {
+    families.push_back({name_of<float>("mha_" + name + "/forward"), attention_arguments(),
+                        attention_values(8192), by_products<false>(name)});
+    families.push_back({name_of<float>("mha_" + name + "/forward_backward"), attention_arguments(),
+                        attention_values(8192), by_products<true>(name)});
+  }
   families.push_back({name_of<float>("mha_saved/forward_backward"), attention_arguments(),
                       attention_values(8192), kept_rounded});
   families.push_back({name_of<float>("mha_inputs_bf16/forward"), attention_arguments(),

@@ -7150,10 +7150,10 @@ HEADWISE_STRICT_MATH_END
 // level, two by two 2,290 to 3,110; with rows that cross lines of the cache 790. From the second
 // level, where panels of 384 lie, 1,550 and two by two 1,940. So many rows of a pass while 96 steps
 // of b lie in the first (panel.inc), and sums begin as what they are added to: with all steps at
-// once and an epilogue behind them, linear layers by one piece had 0.9 of the speed, and 0.97 by
-// three. To ask for lines of a or c ahead changed nothing. Three pieces reach 2,900 from the first
-// level, 2,160 with 96 rows of c beside them (six products: 360 of float's). (Family 6, model 167,
-// other programs beside.)
+// once and an epilogue behind them, linear layers by one piece had 0.87 to 0.95 of the speed. To
+// ask for lines of a or c ahead changed nothing. Three pieces reach 2,900 from the first level,
+// 2,160 with 96 rows of c beside them (six products: 360 of float's). (Family 6, model 167, other
+// programs beside.)
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
