@@ -5,12 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <utility>
 #include <vector>
 
 #include "support/bf16_units.hpp"
-#include "support/draw.hpp"
-#include "support/gemm_case.hpp"
+#include "support/product_checks.hpp"
 
 namespace kernels_bf16_products {
 
@@ -18,9 +16,7 @@ using namespace headwise_tests;
 
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
-const std::vector<Order> orders = {Order::row_major, Order::column_major, Order::spread};
 
 /// The product of two numbers of bf16 has 16 digits, which float holds: the bound is that of any
 /// product of float. (A factor that is cut off instead of rounded is some 10,000 of its units off.)
@@ -47,15 +43,6 @@ void check_sizes(const std::vector<Index>& Ms, const std::vector<Index>& Ns,
   }
 }
 
-/// With nothing, with all and with only the lowest bits of what NaN may carry.
-std::vector<float> nans() {
-  std::vector<float> all;
-  for (std::uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7f80ffffu, 0x7fffffffu, 0xffffffffu}) {
-    all.push_back(std::bit_cast<float>(bits));
-  }
-  return all;
-}
-
 /// Whether `got` is what a product times 1 may make of x, whose sign a sum of zeros loses.
 bool is_rounded(float got, float x, bool keeps_subnormals) {
   const float expected = bf16_factor(x);
@@ -76,32 +63,6 @@ std::vector<float> times_one(const kernels::Kernels<float>& run, const std::vect
     gemm_by<float>(run, {&one, 1, 1}, {x.data(), n, 1}, {y.data(), n, 1}, {1, n, 1});
   }
   return y;
-}
-
-/// Finite numbers that bf16 has finite ones for; half of them lie halfway between two, or nearly.
-Placed<float> drawn_bits(Index rows, Index columns, Order order) {
-  Draw draw(11);
-  Placed<float> x(rows, columns, order, 0);
-  for (Index i = 0; i < rows; ++i) {
-    for (Index j = 0; j < columns; ++j) {
-      constexpr std::uint32_t near[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
-      const auto sign_and_exponent = static_cast<std::uint32_t>(draw.between(0, 253) << 23 |
-                                                                (draw.coin() ? Index{1} << 31 : 0));
-      const auto upper = static_cast<std::uint32_t>(draw.between(0, 127) << 16);
-      const auto lower = draw.coin() ? near[static_cast<std::size_t>(draw.between(0, 5))]
-                                     : static_cast<std::uint32_t>(draw.between(0, 0xffff));
-      x.matrix()(i, j) = std::bit_cast<float>(sign_and_exponent | upper | lower);
-    }
-  }
-  return x;
-}
-
-Placed<float> identity(Index n, Order order) {
-  Placed<float> x(n, n, order, 0);
-  for (Index i = 0; i < n; ++i) {
-    for (Index j = 0; j < n; ++j) x.matrix()(i, j) = i == j ? 1.0f : 0.0f;
-  }
-  return x;
 }
 
 }  // namespace
@@ -182,7 +143,7 @@ TEST_CASE("times the identity a matrix is rounded, wherever its numbers lie", "[
       for (Index n : {1, 2, 31, 64, 96, 131}) {
         for (bool left : {true, false}) {
           const Index rows = left ? 35 : n, columns = left ? n : 70;
-          const Placed<float> x = drawn_bits(rows, columns, order);
+          const Placed<float> x = drawn_bits(rows, columns, order, 0, 11);
           Placed<float> y(rows, columns, Order::row_major, 1);
           const Placed<float> one = identity(n, orders[static_cast<std::size_t>(n % 3)]);
           gemm_by<float>(*of.run, (left ? x : one).read(), (left ? one : x).read(), y.matrix(),
@@ -202,38 +163,14 @@ TEST_CASE("times the identity a matrix is rounded, wherever its numbers lie", "[
 }
 
 TEST_CASE("NaN and what bf16 has no number for reach their own row and column alone", "[kernels]") {
-  constexpr Index M = 23, N = 70, K = 71;
-  // Of NaN those, too, that a sum that rounds would make 0 or infinite.
   std::vector<float> poisons = nans();
   for (float x : {infinity, -infinity, 3.4e38f}) poisons.push_back(x);
+  const auto shows = [](float poison, float y) {
+    return std::isnan(poison) ? std::isnan(y) : std::isinf(y);
+  };
   for (const Bf16Kernels& of : supported_bf16_kernels()) {
-    for (const Order order : orders) {
-      const Placed<float> a(M, K, order, 1), b(K, N, order, 2);
-      Placed<float> clean(M, N, Order::row_major, 3);
-      gemm_by<float>(*of.run, a.read(), b.read(), clean.matrix(), {M, N, K});
-      for (float poison : poisons) {
-        for (const auto& [at, k] : {std::pair<Index, Index>{0, 0}, {5, 40}, {16, 31}, {22, 70}}) {
-          for (bool left : {true, false}) {
-            Placed<float> x = left ? a : b, y = clean;
-            (left ? x.matrix()(at, k) : x.matrix()(k, at)) = poison;
-            gemm_by<float>(*of.run, (left ? x : a).read(), (left ? b : x).read(), y.matrix(),
-                           {M, N, K});
-            Index changed = 0, lost = 0;
-            for (Index i = 0; i < M; ++i) {
-              for (Index j = 0; j < N; ++j) {
-                const bool own = (left ? i : j) == at;
-                const bool shows = std::isnan(poison) ? std::isnan(y(i, j)) : std::isinf(y(i, j));
-                if (own && !shows) ++lost;
-                if (!own && !same_bits_of(y(i, j), clean(i, j))) ++changed;
-              }
-            }
-            CAPTURE(of.name, static_cast<int>(order), poison, at, k, left);
-            CHECK(changed == 0);
-            CHECK(lost == 0);
-          }
-        }
-      }
-    }
+    CAPTURE(of.name);
+    check_own_row_and_column(*of.run, poisons, shows);
   }
 }
 
@@ -251,30 +188,9 @@ TEST_CASE("a product of bf16 gives a row and a column the same bits wherever the
 
 TEST_CASE("a product of bf16 overwrites c without reading it, and over no terms is the bias",
           "[kernels]") {
-  constexpr Index M = 19, N = 37;
-  const Placed<float> a(M, 40, Order::row_major, 1), b(40, N, Order::row_major, 2);
-  const Placed<float> bias(1, N, Order::row_major, 3);
   for (const Bf16Kernels& of : supported_bf16_kernels()) {
-    for (Index K : {0, 40}) {
-      Placed<float> c(M, N, Order::row_major, 4), d(M, N, Order::spread, 4);
-      Index different = 0, not_bias = 0;
-      for (Placed<float>* y : {&c, &d}) {
-        for (Index i = 0; i < M; ++i) {
-          for (Index j = 0; j < N; ++j) y->matrix()(i, j) = not_a_number;
-        }
-        gemm_by<float>(*of.run, a.read(), b.read(), y->matrix(), {M, N, K},
-                       {.bias = bias.read().data});
-      }
-      for (Index i = 0; i < M; ++i) {
-        for (Index j = 0; j < N; ++j) {
-          if (!(c(i, j) == d(i, j))) ++different;
-          if (K == 0 && c(i, j) != bias(0, j)) ++not_bias;
-        }
-      }
-      CAPTURE(of.name, K);
-      CHECK(different == 0);
-      CHECK(not_bias == 0);
-    }
+    CAPTURE(of.name);
+    check_c_is_overwritten(*of.run);
   }
 }
 

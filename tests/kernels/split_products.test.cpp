@@ -4,18 +4,13 @@
 // terms).
 #include "headwise/kernels/split_kernels.hpp"
 
-#include <bit>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <string>
-#include <utility>
 #include <vector>
 
 #include "headwise/runtime/bf16_unit.hpp"
 #include "support/bf16_units.hpp"
-#include "support/draw.hpp"
-#include "support/gemm_case.hpp"
+#include "support/product_checks.hpp"
 
 namespace kernels_split_products {
 
@@ -23,9 +18,7 @@ using namespace headwise_tests;
 
 namespace {
 
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr float infinity = std::numeric_limits<float>::infinity();
-const std::vector<Order> orders = {Order::row_major, Order::column_major, Order::spread};
 
 /// Kernels, and what leaving out the smallest products costs at most, in units of epsilon of each
 /// term: 2^-24 and 2^-15 of it, and a little more.
@@ -59,32 +52,6 @@ void check_sizes(const std::vector<Index>& Ms, const std::vector<Index>& Ns,
   }
 }
 
-/// Numbers of all 24 digits and of most exponents; of those below 2^-100 a third piece may be 0.
-Placed<float> drawn_bits(Index rows, Index columns, Order order) {
-  Draw draw(12);
-  Placed<float> x(rows, columns, order, 0);
-  for (Index i = 0; i < rows; ++i) {
-    for (Index j = 0; j < columns; ++j) {
-      constexpr std::uint32_t near[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
-      const auto sign_and_exponent = static_cast<std::uint32_t>(draw.between(28, 253) << 23 |
-                                                                (draw.coin() ? Index{1} << 31 : 0));
-      const auto upper = static_cast<std::uint32_t>(draw.between(0, 127) << 16);
-      const auto lower = draw.coin() ? near[static_cast<std::size_t>(draw.between(0, 5))]
-                                     : static_cast<std::uint32_t>(draw.between(0, 0xffff));
-      x.matrix()(i, j) = std::bit_cast<float>(sign_and_exponent | upper | lower);
-    }
-  }
-  return x;
-}
-
-Placed<float> identity(Index n, Order order) {
-  Placed<float> x(n, n, order, 0);
-  for (Index i = 0; i < n; ++i) {
-    for (Index j = 0; j < n; ++j) x.matrix()(i, j) = i == j ? 1.0f : 0.0f;
-  }
-  return x;
-}
-
 }  // namespace
 
 TEST_CASE("a product in pieces equals sums in long double, for every size", "[kernels]") {
@@ -107,7 +74,8 @@ TEST_CASE("three pieces hold every digit of a number, two the first sixteen, whe
       for (Index n : {1, 2, 31, 64, 96, 131, 200}) {
         for (bool left : {true, false}) {
           const Index rows = left ? 35 : n, columns = left ? n : 70;
-          const Placed<float> x = drawn_bits(rows, columns, order);
+          // Of numbers below 2^-100 a third piece may be 0.
+          const Placed<float> x = drawn_bits(rows, columns, order, 28, 12);
           Placed<float> y(rows, columns, Order::row_major, 1);
           const Placed<float> one = identity(n, orders[static_cast<std::size_t>(n % 3)]);
           gemm_by<float>(*of.run, (left ? x : one).read(), (left ? one : x).read(), y.matrix(),
@@ -146,39 +114,13 @@ TEST_CASE("a small number in pieces loses digits below 2^-126 alone", "[kernels]
 
 TEST_CASE("NaN and what is infinite in pieces make NaN of their own row and column alone",
           "[kernels]") {
-  constexpr Index M = 23, N = 70, K = 71;
-  // Of NaN those, too, that a sum that rounds would make 0 or infinite.
-  std::vector<float> poisons = {infinity, -infinity, 3.4e38f, -std::numeric_limits<float>::max()};
-  for (std::uint32_t bits : {0x7fc00000u, 0x7f800001u, 0x7f80ffffu, 0x7fffffffu, 0xffffffffu}) {
-    poisons.push_back(std::bit_cast<float>(bits));
+  std::vector<float> poisons = nans();
+  for (float x : {infinity, -infinity, 3.4e38f, -std::numeric_limits<float>::max()}) {
+    poisons.push_back(x);
   }
   for (const SplitKernels& of : supported_split_kernels()) {
-    for (const Order order : orders) {
-      const Placed<float> a(M, K, order, 1), b(K, N, order, 2);
-      Placed<float> clean(M, N, Order::row_major, 3);
-      gemm_by<float>(*of.run, a.read(), b.read(), clean.matrix(), {M, N, K});
-      for (float poison : poisons) {
-        for (const auto& [at, k] : {std::pair<Index, Index>{0, 0}, {5, 40}, {16, 31}, {22, 70}}) {
-          for (bool left : {true, false}) {
-            Placed<float> x = left ? a : b, y = clean;
-            (left ? x.matrix()(at, k) : x.matrix()(k, at)) = poison;
-            gemm_by<float>(*of.run, (left ? x : a).read(), (left ? b : x).read(), y.matrix(),
-                           {M, N, K});
-            Index changed = 0, lost = 0;
-            for (Index i = 0; i < M; ++i) {
-              for (Index j = 0; j < N; ++j) {
-                const bool own = (left ? i : j) == at;
-                if (own && !std::isnan(y(i, j))) ++lost;
-                if (!own && !same_bits_of(y(i, j), clean(i, j))) ++changed;
-              }
-            }
-            CAPTURE(of.pieces, static_cast<int>(order), poison, at, k, left);
-            CHECK(changed == 0);
-            CHECK(lost == 0);
-          }
-        }
-      }
-    }
+    CAPTURE(of.pieces);
+    check_own_row_and_column(*of.run, poisons, [](float, float y) { return std::isnan(y); });
   }
 }
 
@@ -226,30 +168,9 @@ TEST_CASE("a row that is added to has the same bits wherever it stands, by tiles
 
 TEST_CASE("a product in pieces overwrites c without reading it, and over no terms is the bias",
           "[kernels]") {
-  constexpr Index M = 19, N = 37;
-  const Placed<float> a(M, 40, Order::row_major, 1), b(40, N, Order::row_major, 2);
-  const Placed<float> bias(1, N, Order::row_major, 3);
   for (const SplitKernels& of : supported_split_kernels()) {
-    for (Index K : {0, 40}) {
-      Placed<float> c(M, N, Order::row_major, 4), d(M, N, Order::spread, 4);
-      Index different = 0, not_bias = 0;
-      for (Placed<float>* y : {&c, &d}) {
-        for (Index i = 0; i < M; ++i) {
-          for (Index j = 0; j < N; ++j) y->matrix()(i, j) = not_a_number;
-        }
-        gemm_by<float>(*of.run, a.read(), b.read(), y->matrix(), {M, N, K},
-                       {.bias = bias.read().data});
-      }
-      for (Index i = 0; i < M; ++i) {
-        for (Index j = 0; j < N; ++j) {
-          if (!(c(i, j) == d(i, j))) ++different;
-          if (K == 0 && c(i, j) != bias(0, j)) ++not_bias;
-        }
-      }
-      CAPTURE(of.pieces, K);
-      CHECK(different == 0);
-      CHECK(not_bias == 0);
-    }
+    CAPTURE(of.pieces);
+    check_c_is_overwritten(*of.run);
   }
 }
 

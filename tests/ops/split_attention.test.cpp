@@ -48,19 +48,8 @@ TEST_CASE("both attentions in pieces equal the oracle, for every mask", "[ops]")
 }
 
 TEST_CASE("both attentions in pieces equal the oracle whatever changes their scores", "[ops]") {
-  using C = Case<float>&;
-  const std::vector<Recipe<float>> recipes = {
-      {"softcap", [](C c) { c.softcap(1.5); }},
-      {"ALiBi", [](C c) { c.causal(), c.alibi(); }},
-      {"relative biases, sinks", [](C c) { c.relative(5, false), c.sinks(); }},
-      {"scale", [](C c) { c.scale(-0.7); }},
-      {"dropout", [](C c) { c.dropout(0.3); }},
-      {"everything", [](C c) {
-         c.causal(), c.window(31, 3), c.keys(true), c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
-         c.softcap(2.5), c.alibi(), c.relative(9, true), c.sinks(), c.scale(0.4), c.dropout(0.2);
-       }}};
   std::uint64_t seed = 6500;
-  for (const Recipe<float>& recipe : recipes) {
+  for (const Recipe<float>& recipe : score_recipes()) {
     for (const Sizes& sizes : shapes) {
       Case<float> x(sizes, ++seed);
       recipe.apply(x);

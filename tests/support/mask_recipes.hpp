@@ -90,4 +90,20 @@ std::vector<Recipe<T>> mask_recipes() {
   };
 }
 
+/// What changes scores, each by itself and all at once, with dropout.
+inline std::vector<Recipe<float>> score_recipes() {
+  using C = Case<float>&;
+  return {{"softcap", [](C c) { c.softcap(1.5); }},
+          {"ALiBi", [](C c) { c.causal(), c.alibi(); }},
+          {"relative biases, sinks", [](C c) { c.relative(5, false), c.sinks(); }},
+          {"scale", [](C c) { c.scale(-0.7); }},
+          {"dropout", [](C c) { c.dropout(0.3); }},
+          {"all of dropout", [](C c) { c.dropout(1.0), c.causal(); }},
+          {"everything", [](C c) {
+             c.causal(), c.window(31, 3), c.keys(true), c.bias(Shape{1, c.sizes.H, c.sizes.L, 1});
+             c.softcap(2.5), c.alibi(), c.relative(9, true), c.sinks(), c.scale(0.4),
+                 c.dropout(0.2);
+           }}};
+}
+
 }  // namespace headwise_tests
