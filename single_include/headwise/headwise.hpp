@@ -7713,8 +7713,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -7808,8 +7810,9 @@ constexpr Index rows_size(Index rows, Index N) {
 /// Elements of a dense copy of them, as either operand.
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 /// Whether no number of a copy [count, row] is infinite or NaN.
@@ -7829,8 +7832,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -15369,8 +15373,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -15448,8 +15454,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -15466,8 +15473,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -22311,8 +22319,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -22390,8 +22400,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -22408,8 +22419,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -44340,8 +44352,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -44419,8 +44433,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -44437,8 +44452,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -49357,8 +49373,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -49436,8 +49454,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -49454,8 +49473,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -54370,8 +54390,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -54449,8 +54471,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -54467,8 +54490,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -59383,8 +59407,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -59462,8 +59488,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -59480,8 +59507,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -64461,8 +64489,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -64540,8 +64570,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -64558,8 +64589,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
@@ -69472,8 +69504,10 @@ void pack_columns(const T* from, Index column, Index K, Index count, Element<T>*
     }
   }
   const bool squares_only = F::depth == 1 || whole_n == count;
-  for (Index k = squares_only ? whole_k : 0; k < round_up(K, F::chunk); k += F::depth) {
-    Element<T>* const to = packed + step_of_element<T>(k / F::depth) * columns;
+  const Index first = squares_only ? whole_k / F::depth : 0;
+  for (Index element = first; element < inner_elements<T>(K); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* const to = packed + step_of_element<T>(element) * columns;
     for (Index n = k < whole_k ? whole_n : 0; n < count; ++n) {
       F::put([&](Index t) { return k + t < K ? from[n * column + k + t] : T(0); }, to + n, apart);
     }
@@ -69551,8 +69585,9 @@ constexpr Index rows_size(Index rows, Index N) {
 }
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
-  return std::max<Index>(
-      {rows_size<T>(rows, N), rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  const Index as_numbers = rows_size<T>(rows, N);
+  if constexpr (Factor<T>::depth == 1) return as_numbers;
+  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
 }
 
 template <class T>
@@ -69569,8 +69604,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width;
   const Index row = round_up(N, width), apart = chunk_steps<T> * row;
-  for (Index k = 0; k < round_up(rows, F::chunk); k += F::depth) {
-    Element<T>* out = to + step_of_element<T>(k / F::depth) * row;
+  for (Index element = 0; element < inner_elements<T>(rows); ++element) {
+    const Index k = element * F::depth;
+    Element<T>* out = to + step_of_element<T>(element) * row;
     Index n = 0;
     if (b.column == 1 && k + F::depth <= rows) {
       prefetch_next<F::depth>(b, k + rows_ahead, rows, N);
