@@ -3842,6 +3842,12 @@ constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
 struct TileWork {
   std::int64_t pairs = 0;
   std::int64_t executed_flops = 0;
+
+  TileWork& operator+=(const TileWork& more) {
+    pairs += more.pairs;
+    executed_flops += more.executed_flops;
+    return *this;
+  }
 };
 
 /// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean
@@ -8569,13 +8575,14 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 }
 
 /// Like gemm, where of a [M, K] only pairs (m, k) with sees(m)(k) count: the others are 0, and what
-/// b holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). `all`:
-/// every pair counts. Same bits as gemm wherever b is finite.
+/// b holds in row k must not reach row m even if it is infinite or NaN (0 * NaN is NaN). Where
+/// sees.all(), every pair counts. Same bits as gemm wherever b is finite.
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -9063,17 +9070,17 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-/// Elements n0 ... n0 + count - 1 of row i of y = x factors, 0 where the factor is 0, whatever x
-/// holds; rows end before `end`.
-template <class T>
+/// Elements of row i of y = x factors, 0 where the factor is 0, whatever x holds: from n0 on, some
+/// pieces or as many as there are; rows end before `end`.
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -9100,7 +9107,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -9386,12 +9393,31 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
   return T(0) - weights[heaviest] * T(exp(head.score.sink - s)) * delta;
 }
 
+/// The pairs of a head as products ask for them: the keys of a query, the queries of a key.
+///@{
+template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+///@}
+
 /// weights [L, S] and o [L, dv] are overwritten.
 template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   // 4a s = scale q k^T,  4b bias
   score_head<T>(head, weights, packed);
   // 4c p = softmax of the visible s
@@ -9404,8 +9430,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     p = {dropped, head.S, 1};
   }
   // 4e o = p v
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 /// dq, dk and dv as HeadGradients says.
@@ -9417,11 +9443,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   // 4e dp = d_o v^T,  dv = p^T d_o
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
@@ -9432,7 +9455,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   // 4d dropout, 4c softmax, 4b biases and softcap, 4a scale
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
@@ -9450,9 +9473,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
   // 4a dq = ds k,  dk = ds^T q
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -10666,13 +10689,27 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
+/// What a task works with from panel to panel.
+template <class T>
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  /// Where the sums of row r stand.
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
 /// Step 4a: s = scale q k^T, but for vectors in which no query sees the keys. Asks for `ahead` a
 /// bit at a time. Returns the multiply-adds.
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -10692,7 +10729,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -10719,9 +10756,9 @@ struct PanelWeights {
 };
 /// Steps 4b, of masks, to 4d: scores become weights, those of hidden pairs 0.
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -10743,11 +10780,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 /// Step 4e of queries r ... r + n - 1 over keys low ... high - 1: context = factor context + p v.
 /// Returns the multiply-adds.
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -10755,7 +10792,7 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
@@ -10765,13 +10802,11 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
 /// others do and a value is infinite or NaN, each query has the values packed anew without those
 /// that it may not see: the same bits otherwise, for a hidden pair adds exactly 0.
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -10781,12 +10816,29 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+/// Steps 4a to 4e of a panel of queries and a block of keys, of which the mask is known.
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  // 4a s = scale q k^T
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  // 4b softcap, bias
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  // 4b mask,  4c softmax,  4d dropout
+  const auto weights = weigh_panel<T>(task, block);
+  // 4e o += p v
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 /// Row 0 of `to` [N] = from / divisor.
@@ -10804,9 +10856,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 /// The sums of query i0 + r become its results; one of which no key has a weight has 0 and
 /// -infinity.
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -10814,7 +10868,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -10828,19 +10882,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -10855,24 +10903,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      // 4a s = scale q k^T
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      // 4b softcap, bias
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      // 4b mask,  4c softmax,  4d dropout
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      // 4e o += p v
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -11471,15 +11503,19 @@ struct TileOperands {
   Operand<T> right;
   Matrix<const Element<T>> left;
 };
+/// Where copies of them go.
+template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
 /// Those of rows i0 ... i0 + rows - 1 of x, or of what is stored in their place.
 template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -11499,9 +11535,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -12952,6 +12988,14 @@ struct RowsAhead {
   RowsAhead from(Index r) const { return {data + r * row, row, width, count - r}; }
 };
 
+/// Dense rows of queries, and what their scores are multiplied by.
+template <class T>
+struct QueryRows {
+  const T* data;  // [count, d]
+  Index count, d;
+  T alpha;
+};
+
 /// Where scores of rows go.
 template <class T>
 struct ScoreRows {
@@ -13022,11 +13066,12 @@ void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAh
   }
 }
 
-/// Steps 4a: s = alpha q k^T of n keys.
+/// Steps 4a: s = alpha q k^T of n keys; `panel` is scratch of DecodeScratch::k.
 template <class T, class U>
-void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+void decode_scores(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                   const QueryRows<T>& q, T* panel, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  const Index rows = q.count, d = q.d;
   Index j = 0;
   if (rows <= 4 && d % width == 0) {
     for (; j + width <= n; j += width) {
@@ -13034,7 +13079,7 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
       Index r = 0;
       auto more = ahead.from(j);
       const auto score = [&](auto count) {
-        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+        score_square<T, count>(keys, d, q.data + r * d, q.alpha, more,
                                {s.data + r * s.row + j, s.row});
         r += count;
         more.count = 0;
@@ -13046,11 +13091,20 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
   }
   for (; j < n; j += columns) {
     const Index count = std::min<Index>(columns, n - j);
-    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
-    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
-                 {s.data + j, s.row, Finish::assign, alpha});
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), panel);
+    run_panel<T>({q.data, d, 1}, {panel, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, q.alpha});
   }
 }
+
+/// Rows of weights, a number for each key of a block.
+template <class T>
+struct WeightRows {
+  const T* data;
+  Index row, count;
+
+  WeightRows one(Index r) const { return {data + r * row, row, 1}; }
+};
 
 /// Where contexts of rows go: c = factor c + sum, or the sum alone where there are no factors.
 template <class T>
@@ -13095,15 +13149,16 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
   });
 }
 
-/// Step 4e of `rows` rows of weights p over keys begin ... end - 1 of a block of values v. Returns
-/// the multiply-adds. Where registers hold the sums, eight vectors of columns are read at a time,
+/// Step 4e of rows of weights p over keys begin ... end - 1 of a block of values v. Returns the
+/// multiply-adds. Where registers hold the sums, eight vectors of columns are read at a time,
 /// so that rows of 128 numbers are read in the order in which they lie (by four: with transposed
 /// keys 1.1 times as long in the third cache, 1.5 beyond it; AVX-512, EPYC of family 25).
 template <class T, class U>
-std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range,
+                           const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
+  const Index rows = p.count;
   constexpr int vectors = Tile<T>::vectors, wide = 8;
   constexpr bool pairs = vectors == 4;  // whether there are registers for two rows of so many
   const auto add = [&](Index c, const auto& from, auto vectors_here) {
@@ -13112,7 +13167,7 @@ std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, c
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
-      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+      add_rows_of_values<T, count, vectors_here>(p.data + r * p.row + range.begin, p.row, from,
                                                  range.size(), c, more, part);
       more.count = 0;
     };
@@ -13207,9 +13262,10 @@ void score_lines(const U* k, Index line, Index d, const KeyLines<T>& part, const
 /// stays in the first cache, and the rows of values that come next are asked for beside it. (Of the
 /// last block all 128 keys, without pairs of vectors: 10 keys took 1.7 times as long.)
 template <class T, class U>
-void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                      const T* q, Index rows, T alpha, const ScoreRows<T>& s) {
+void score_transposed(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                      const QueryRows<T>& q, const ScoreRows<T>& s) {
   using Lines = KeyLines<T>;
+  const Index rows = q.count, d = q.d;
   constexpr int together = 2 * Lines::vectors <= Lines::sums ? 2 : 1;
   constexpr Index part_lines = 16;
   const Index lines = Lines::whole && rows <= together ? d : part_lines;
@@ -13219,7 +13275,7 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
       for (; j < keys; j += vectors * Lines::width) {
-        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
+        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q.data + r * d, q.alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
@@ -13360,10 +13416,11 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
+  const QueryRows<T> q{buffers.q, rows.task.rows, head.d, alpha};
   if (head.key_blocks != 0) {
-    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, block.n, ahead, q, s);
   } else {
-    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+    decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
   if (!head.score.changes()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
@@ -13477,18 +13534,18 @@ HEADWISE_STRICT_MATH_BEGIN
 /// Step 4e of all rows of a task, p being their weights: together where all see all. Returns the
 /// multiply-adds.
 template <class T, class U>
-std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
-                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
-                                 to.from(r));
+    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
     ahead.count = 0;
   }
   return products;
@@ -13554,8 +13611,9 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
       greatest = m;
     }
-    const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
-                                    buffers.v, {buffers.context, context_row, factors});
+    const auto products =
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+                  {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
@@ -13624,8 +13682,8 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
-                      {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
+                      buffers.v, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -16110,9 +16168,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -16542,15 +16601,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -16574,7 +16633,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -16825,10 +16884,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -16837,8 +16912,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -16849,11 +16924,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -16863,7 +16935,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -16879,9 +16951,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -17941,10 +18013,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -17964,7 +18048,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -17986,9 +18070,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -18007,11 +18091,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -18019,20 +18103,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -18042,12 +18124,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -18062,9 +18156,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -18072,7 +18168,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -18084,19 +18180,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -18111,20 +18201,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -18648,13 +18726,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -18672,9 +18753,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -19982,6 +20063,13 @@ struct RowsAhead {
 };
 
 template <class T>
+struct QueryRows {
+  const T* data;  // [count, d]
+  Index count, d;
+  T alpha;
+};
+
+template <class T>
 struct ScoreRows {
   T* data;
   Index row;
@@ -20042,9 +20130,10 @@ void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAh
 }
 
 template <class T, class U>
-void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+void decode_scores(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                   const QueryRows<T>& q, T* panel, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  const Index rows = q.count, d = q.d;
   Index j = 0;
   if (rows <= 4 && d % width == 0) {
     for (; j + width <= n; j += width) {
@@ -20052,7 +20141,7 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
       Index r = 0;
       auto more = ahead.from(j);
       const auto score = [&](auto count) {
-        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+        score_square<T, count>(keys, d, q.data + r * d, q.alpha, more,
                                {s.data + r * s.row + j, s.row});
         r += count;
         more.count = 0;
@@ -20064,11 +20153,19 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
   }
   for (; j < n; j += columns) {
     const Index count = std::min<Index>(columns, n - j);
-    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
-    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
-                 {s.data + j, s.row, Finish::assign, alpha});
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), panel);
+    run_panel<T>({q.data, d, 1}, {panel, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, q.alpha});
   }
 }
+
+template <class T>
+struct WeightRows {
+  const T* data;
+  Index row, count;
+
+  WeightRows one(Index r) const { return {data + r * row, row, 1}; }
+};
 
 template <class T>
 struct ContextRows {
@@ -20111,10 +20208,11 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
 }
 
 template <class T, class U>
-std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range,
+                           const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
+  const Index rows = p.count;
   constexpr int vectors = Tile<T>::vectors, wide = 8;
   constexpr bool pairs = vectors == 4;  // whether there are registers for two rows of so many
   const auto add = [&](Index c, const auto& from, auto vectors_here) {
@@ -20123,7 +20221,7 @@ std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, c
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
-      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+      add_rows_of_values<T, count, vectors_here>(p.data + r * p.row + range.begin, p.row, from,
                                                  range.size(), c, more, part);
       more.count = 0;
     };
@@ -20200,9 +20298,10 @@ void score_lines(const U* k, Index line, Index d, const KeyLines<T>& part, const
 }
 
 template <class T, class U>
-void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                      const T* q, Index rows, T alpha, const ScoreRows<T>& s) {
+void score_transposed(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                      const QueryRows<T>& q, const ScoreRows<T>& s) {
   using Lines = KeyLines<T>;
+  const Index rows = q.count, d = q.d;
   constexpr int together = 2 * Lines::vectors <= Lines::sums ? 2 : 1;
   constexpr Index part_lines = 16;
   const Index lines = Lines::whole && rows <= together ? d : part_lines;
@@ -20212,7 +20311,7 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
       for (; j < keys; j += vectors * Lines::width) {
-        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
+        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q.data + r * d, q.alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
@@ -20340,10 +20439,11 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
+  const QueryRows<T> q{buffers.q, rows.task.rows, head.d, alpha};
   if (head.key_blocks != 0) {
-    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, block.n, ahead, q, s);
   } else {
-    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+    decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
   if (!head.score.changes()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
@@ -20435,18 +20535,18 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
-                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
-                                 to.from(r));
+    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
     ahead.count = 0;
   }
   return products;
@@ -20508,8 +20608,9 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
       greatest = m;
     }
-    const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
-                                    buffers.v, {buffers.context, context_row, factors});
+    const auto products =
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+                  {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
@@ -20576,8 +20677,8 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
-                      {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
+                      buffers.v, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -23056,9 +23157,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -23488,15 +23590,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -23520,7 +23622,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -23771,10 +23873,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -23783,8 +23901,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -23795,11 +23913,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -23809,7 +23924,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -23825,9 +23940,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -24887,10 +25002,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -24910,7 +25037,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -24932,9 +25059,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -24953,11 +25080,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -24965,20 +25092,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -24988,12 +25113,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -25008,9 +25145,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -25018,7 +25157,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -25030,19 +25169,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -25057,20 +25190,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -25594,13 +25715,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -25618,9 +25742,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -26928,6 +27052,13 @@ struct RowsAhead {
 };
 
 template <class T>
+struct QueryRows {
+  const T* data;  // [count, d]
+  Index count, d;
+  T alpha;
+};
+
+template <class T>
 struct ScoreRows {
   T* data;
   Index row;
@@ -26988,9 +27119,10 @@ void transpose_keys(const Matrix<const U>& k, Index d, Index count, const RowsAh
 }
 
 template <class T, class U>
-void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                   const DecodeScratch<T>& buffers, Index rows, T alpha, const ScoreRows<T>& s) {
+void decode_scores(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                   const QueryRows<T>& q, T* panel, const ScoreRows<T>& s) {
   constexpr Index width = Tile<T>::width, columns = Tile<T>::columns;
+  const Index rows = q.count, d = q.d;
   Index j = 0;
   if (rows <= 4 && d % width == 0) {
     for (; j + width <= n; j += width) {
@@ -26998,7 +27130,7 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
       Index r = 0;
       auto more = ahead.from(j);
       const auto score = [&](auto count) {
-        score_square<T, count>(keys, d, buffers.q + r * d, alpha, more,
+        score_square<T, count>(keys, d, q.data + r * d, q.alpha, more,
                                {s.data + r * s.row + j, s.row});
         r += count;
         more.count = 0;
@@ -27010,11 +27142,19 @@ void decode_scores(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U
   }
   for (; j < n; j += columns) {
     const Index count = std::min<Index>(columns, n - j);
-    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), buffers.k);
-    run_panel<T>({buffers.q, d, 1}, {buffers.k, 0, columns}, rows, (count + width - 1) / width, d,
-                 {s.data + j, s.row, Finish::assign, alpha});
+    transpose_keys<T>(k.from(j, 0), d, count, ahead.from(j), panel);
+    run_panel<T>({q.data, d, 1}, {panel, 0, columns}, rows, (count + width - 1) / width, d,
+                 {s.data + j, s.row, Finish::assign, q.alpha});
   }
 }
+
+template <class T>
+struct WeightRows {
+  const T* data;
+  Index row, count;
+
+  WeightRows one(Index r) const { return {data + r * row, row, 1}; }
+};
 
 template <class T>
 struct ContextRows {
@@ -27057,10 +27197,11 @@ void add_rows_of_values(const T* p, Index p_row, const Matrix<const U>& v, Index
 }
 
 template <class T, class U>
-std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, const T* p,
-                           Index p_row, Index rows, RowsAhead<U> ahead, T* last_columns,
+std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range,
+                           const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
                            const ContextRows<T>& to) {
   constexpr Index width = Tile<T>::width;
+  const Index rows = p.count;
   constexpr int vectors = Tile<T>::vectors, wide = 8;
   constexpr bool pairs = vectors == 4;  // whether there are registers for two rows of so many
   const auto add = [&](Index c, const auto& from, auto vectors_here) {
@@ -27069,7 +27210,7 @@ std::int64_t decode_values(const Matrix<const U>& v, Index dv, KeyRange range, c
     const auto some = [&](auto count) {
       const ContextRows<T> part{to.data + r * to.row + c, to.row,
                                 to.factors == nullptr ? nullptr : to.factors + r};
-      add_rows_of_values<T, count, vectors_here>(p + r * p_row + range.begin, p_row, from,
+      add_rows_of_values<T, count, vectors_here>(p.data + r * p.row + range.begin, p.row, from,
                                                  range.size(), c, more, part);
       more.count = 0;
     };
@@ -27146,9 +27287,10 @@ void score_lines(const U* k, Index line, Index d, const KeyLines<T>& part, const
 }
 
 template <class T, class U>
-void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhead<U>& ahead,
-                      const T* q, Index rows, T alpha, const ScoreRows<T>& s) {
+void score_transposed(const Matrix<const U>& k, Index n, const RowsAhead<U>& ahead,
+                      const QueryRows<T>& q, const ScoreRows<T>& s) {
   using Lines = KeyLines<T>;
+  const Index rows = q.count, d = q.d;
   constexpr int together = 2 * Lines::vectors <= Lines::sums ? 2 : 1;
   constexpr Index part_lines = 16;
   const Index lines = Lines::whole && rows <= together ? d : part_lines;
@@ -27158,7 +27300,7 @@ void score_transposed(const Matrix<const U>& k, Index d, Index n, const RowsAhea
     Index j = 0;
     const auto columns = [&](auto vectors, Index keys) {
       for (; j < keys; j += vectors * Lines::width) {
-        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q + r * d, alpha,
+        score_lines<T, count, vectors>(k.data + j, k.column, d, part, q.data + r * d, q.alpha,
                                        {s.data + r * s.row + j, s.row});
       }
     };
@@ -27286,10 +27428,11 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
                  const DecodeScratch<T>& buffers, T alpha, const ScoreRows<T>& s) {
   const AttentionHead<T>& head = rows.head;
   const auto k = head.template keys_from<U>(block.j0);
+  const QueryRows<T> q{buffers.q, rows.task.rows, head.d, alpha};
   if (head.key_blocks != 0) {
-    score_transposed<T>(k, head.d, block.n, ahead, buffers.q, rows.task.rows, alpha, s);
+    score_transposed<T>(k, block.n, ahead, q, s);
   } else {
-    decode_scores<T>(k, head.d, block.n, ahead, buffers, rows.task.rows, alpha, s);
+    decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
   if (!head.score.changes()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
@@ -27381,18 +27524,18 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
-std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const T* p,
-                       Index p_row, RowsAhead<U> ahead, T* last_columns, const ContextRows<T>& to) {
+std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
   if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, p_row, rows.task.rows, ahead, last_columns, to);
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p + r * p_row, p_row, 1, ahead, last_columns,
-                                 to.from(r));
+    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
     ahead.count = 0;
   }
   return products;
@@ -27454,8 +27597,9 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factors[r], block_sum);
       greatest = m;
     }
-    const auto products = add_block(rows, block, buffers.s, keys, rows.keys_behind(block),
-                                    buffers.v, {buffers.context, context_row, factors});
+    const auto products =
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+                  {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
@@ -27522,8 +27666,8 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
-        2 * add_block(rows, block, weights, row, rows.behind(block, rows.v, head.dv), buffers.v,
-                      {contexts, parts.context_row, nullptr});
+        2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
+                      buffers.v, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -32011,10 +32155,8 @@ class FlashBackwardCall {
         const Index place = place_of(b, h, i0), turn = blocks.before(j0);
         turns_.wait(place, turn);
         if (turn == 0) begin_queries(head, b, h, i0, rows);
-        const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+        work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
         turns_.finish(place);
-        work.pairs += tile.pairs;
-        work.executed_flops += tile.executed_flops;
       }
     }
     const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);
@@ -33360,15 +33502,16 @@ void for_gemm_tasks(const kernels::Extents& size, Index panel, bool packs_a, con
   context.executor.run(tasks.count, task);
 }
 
-/// c = a b in tasks, both as they lie in memory.
+/// c += a b in tasks, both as they lie in memory, and its FLOPs. Each worker needs gemm_scratch.
 template <class T>
-void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
-              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
-              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+void add_product(kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+                 const kernels::Extents& size, Workspace<T>& workspace, const Context& context) {
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   for_gemm_tasks(size, run.columns, a.column != 1, context, [&](const GemmTask& task) {
-    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, epilogue,
-             workspace.of(task.worker).take(run.gemm_scratch(size)));
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size,
+             {.accumulate = true}, workspace.of(task.worker).take(run.gemm_scratch(size)));
   });
+  context.count_flops(std::int64_t{2} * size.M * size.N * size.K, run.executed_gemm_flops(size));
 }
 
 /// c = a w + bias in tasks, w as it is kept.
@@ -33448,10 +33591,8 @@ class LinearWeightGradient {
   /// dw [K, O].
   void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
     if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
-    run_gemm<T>(run_, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
-                kernels::matrix(dw), size_, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
-                        run_.executed_gemm_flops(size_));
+    add_product<T>(kernels::matrix(x_).transposed(), kernels::matrix(dy_), kernels::matrix(dw),
+                   size_, workspace, context);
   }
 
  private:
@@ -34315,10 +34456,8 @@ void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const I
                          wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
   if (dh.size() != 0) run_linear_forward<T, W>(d_logits, table, {}, dh, context);
   if (!wants_dtable) return;
-  run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
-              kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
-              {.accumulate = true});
-  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+  add_product<T>(kernels::matrix(d_logits).transposed(), kernels::matrix(learned),
+                 kernels::matrix(Out<T, 2>(dtable)), of_dtable, workspace, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -45089,9 +45228,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -45521,15 +45661,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -45553,7 +45693,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -45804,10 +45944,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -45816,8 +45972,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -45828,11 +45984,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -45842,7 +45995,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -45858,9 +46011,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -46920,10 +47073,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -46943,7 +47108,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -46965,9 +47130,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -46986,11 +47151,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -46998,20 +47163,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -47021,12 +47184,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -47041,9 +47216,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -47051,7 +47228,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -47063,19 +47240,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -47090,20 +47261,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -47627,13 +47786,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -47651,9 +47813,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -50110,9 +50272,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -50542,15 +50705,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -50574,7 +50737,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -50825,10 +50988,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -50837,8 +51016,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -50849,11 +51028,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -50863,7 +51039,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -50879,9 +51055,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -51941,10 +52117,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -51964,7 +52152,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -51986,9 +52174,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -52007,11 +52195,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -52019,20 +52207,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -52042,12 +52228,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -52062,9 +52260,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -52072,7 +52272,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -52084,19 +52284,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -52111,20 +52305,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -52648,13 +52830,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -52672,9 +52857,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -55127,9 +55312,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -55559,15 +55745,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -55591,7 +55777,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -55842,10 +56028,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -55854,8 +56056,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -55866,11 +56068,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -55880,7 +56079,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -55896,9 +56095,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -56958,10 +57157,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -56981,7 +57192,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -57003,9 +57214,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -57024,11 +57235,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -57036,20 +57247,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -57059,12 +57268,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -57079,9 +57300,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -57089,7 +57312,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -57101,19 +57324,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -57128,20 +57345,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -57665,13 +57870,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -57689,9 +57897,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -60144,9 +60352,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -60576,15 +60785,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -60608,7 +60817,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -60859,10 +61068,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -60871,8 +61096,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -60883,11 +61108,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -60897,7 +61119,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -60913,9 +61135,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -61975,10 +62197,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -61998,7 +62232,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -62020,9 +62254,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -62041,11 +62275,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -62053,20 +62287,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -62076,12 +62308,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -62096,9 +62340,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -62106,7 +62352,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -62118,19 +62364,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -62145,20 +62385,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -62682,13 +62910,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -62706,9 +62937,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -65226,9 +65457,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -65658,15 +65890,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -65690,7 +65922,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -65941,10 +66173,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -65953,8 +66201,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -65965,11 +66213,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -65979,7 +66224,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -65995,9 +66240,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -67057,10 +67302,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -67080,7 +67337,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -67102,9 +67359,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -67123,11 +67380,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -67135,20 +67392,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -67158,12 +67413,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -67178,9 +67445,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -67188,7 +67457,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -67200,19 +67469,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -67227,20 +67490,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -67764,13 +68015,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -67788,9 +68042,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 
@@ -70241,9 +70495,10 @@ void gemm(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c
 
 template <class T, class Sees>
 void gemm_visible(const Matrix<const T>& a, const Matrix<const T>& b, const Matrix<T>& c,
-                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, bool all,
-                  const Sees& sees) {
-  if (all || all_finite<T>(b, size.K, size.N)) return gemm<T>(a, b, c, size, epilogue, scratch);
+                  const Extents& size, const Epilogue<T>& epilogue, T* scratch, const Sees& sees) {
+  if (sees.all() || all_finite<T>(b, size.K, size.N)) {
+    return gemm<T>(a, b, c, size, epilogue, scratch);
+  }
   for (Index m = 0; m < size.M; ++m) {
     gemm_kept<T>(a.from(m, 0), b, c.from(m, 0), {1, size.N, size.K}, epilogue, scratch, sees(m));
   }
@@ -70673,15 +70928,15 @@ template <class T>
   mask.row(b, h, i, j, count, factor, factors);
 }
 
-template <class T>
+template <class T, std::size_t drawn>
 void drop_pieces(const Matrix<const T>& x, const Matrix<T>& y, Index N, Index i, Index end,
-                 Index n0, Index count, const T* factors) {
+                 Index n0, const T (&factors)[drawn]) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   const auto from = kernels::row(x, i);
   const auto to = kernels::row(y, i);
   Piece<T> copy, result;
-  for (Index n = n0; n < n0 + count; n += Piece<T>::size) {
+  for (Index n = n0; n < std::min<Index>(n0 + Index{drawn}, N); n += Piece<T>::size) {
     prefetch_ahead<0>(x, end, N, i, n);
     prefetch_ahead<1>(y, end, N, i, n);
     const T* in = row.read(from, n, T(0), copy);
@@ -70705,7 +70960,7 @@ void drop_rows(const DropoutMask& mask, const Matrix<const T>& x, const Matrix<T
       dropout_factors<T>(mask, 0, 0, i, n0, count, factors);
       if constexpr (simd::vectorised<T>) {
         for (Index t = count; t < drawn; ++t) factors[t] = T(0);
-        drop_pieces<T>(x, y, N, i, end, n0, count, factors);
+        drop_pieces<T>(x, y, N, i, end, n0, factors);
       } else {
         for (Index t = 0; t < count; ++t) {
           y(i, n0 + t) = factors[t] == T(0) ? T(0) : T(x(i, n0 + t) * factors[t]);
@@ -70956,10 +71211,26 @@ T sink_flow(const AttentionHead<T>& head, Index i, Row<const T> weights, Row<con
 }
 
 template <class T>
+struct KeysOfQueries {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index i) const { return visibility.seen_by(i); }
+};
+template <class T>
+struct QueriesOfKeys {
+  const HeadVisibility<T>& visibility;
+
+  bool all() const { return visibility.sees_all(); }
+  auto operator()(Index j) const {
+    return [&rules = visibility, j](Index i) { return rules.visible(i, j); };
+  }
+};
+
+template <class T>
 void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weights,
                             const Matrix<T>& o, Scratch<T> memory) {
   T* packed = memory.take(head_products_scratch<T>(head.L, head.S, head.d, head.dv));
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
   score_head<T>(head, weights, packed);
   for (Index i = 0; i < head.L; ++i) softmax_head_row<T>(head, i, row(weights, i));
   Matrix<const T> p = weights;
@@ -70968,8 +71239,8 @@ void attention_head_forward(const AttentionHead<T>& head, const Matrix<T>& weigh
     drop_weights<T>(head, weights, dropped);
     p = {dropped, head.S, 1};
   }
-  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed, head.visibility.sees_all(),
-                  keys_of);
+  gemm_visible<T>(p, head.v, o, {head.L, head.dv, head.S}, {}, packed,
+                  KeysOfQueries<T>{head.visibility});
 }
 
 template <class T>
@@ -70980,11 +71251,8 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   const Index L = head.L, S = head.S, d = head.d, dv = head.dv;
   T* packed = memory.take(head_products_scratch<T>(L, S, d, dv));
   const Matrix<T> ds{memory.take(L * S), S, 1};
-  const bool all = head.visibility.sees_all();
-  const auto keys_of = [&](Index i) { return head.visibility.seen_by(i); };
-  const auto queries_of = [&](Index j) {
-    return [&head, j](Index i) { return head.visibility.visible(i, j); };
-  };
+  const KeysOfQueries<T> keys_of{head.visibility};
+  const QueriesOfKeys<T> queries_of{head.visibility};
 
   gemm<T>(d_o, v.transposed(), ds, {L, S, dv}, {}, packed);
   Matrix<const T> p = weights;
@@ -70994,7 +71262,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     p = {dropped, S, 1};
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
-                  all, queries_of);
+                  queries_of);
   const bool plain = !head.score.returns() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
@@ -71010,9 +71278,9 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
     if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
   }
-  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, all, keys_of);
+  gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
-                  {.accumulate = to.accumulate}, packed, all, queries_of);
+                  {.accumulate = to.accumulate}, packed, queries_of);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -72072,10 +72340,22 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
-std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Element<T>>& keys,
-                         const TileBlock& block, const ForwardMask<T>& mask, T alpha,
-                         const ForwardScratch<T>& buffers, LinesAhead& ahead) {
+struct ForwardTask {
+  const AttentionHead<T>& head;
+  const ForwardScratch<T>& buffers;
+  OnlineSoftmax<T>& softmax;
+  ForwardMask<T>& mask;  // of the panel and block that are met
+  ScoreUnits<T> units = ScoreUnits<T>(head);
+  bool plain = head.plain_scores();
+
+  T* context(Index r) const { return buffers.context + r * round_up(head.dv, Tile<T>::width); }
+};
+
+template <class T>
+std::int64_t score_panel(const ForwardTask<T>& task, const Matrix<const Element<T>>& keys,
+                         const TileBlock& block, LinesAhead& ahead) {
   constexpr Index lanes = ForwardTile<T>::lanes, width = Tile<T>::width;
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
   const Index d = steps<T>(head.d);
   const Element<T>* q = buffers.q + block.first * d;
   std::int64_t count = 0;
@@ -72095,7 +72375,7 @@ std::int64_t score_panel(const AttentionHead<T>& head, const Matrix<const Elemen
     const auto k = keys.from(j, 0);
     const Index from = seeing.begin, size = seeing.end - from;
     run_panel<T>(walk_rows<T>(k), {q + from, 0, lanes}, n, size / width, d,
-                 {buffers.s + j * lanes + from, lanes, Finish::assign, alpha});
+                 {buffers.s + j * lanes + from, lanes, Finish::assign, units.alpha});
     count += n * size * terms_of<T>(d);
   }
   return count;
@@ -72117,9 +72397,9 @@ struct PanelWeights {
   Index count;  // how many were computed
 };
 template <class T>
-PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block,
-                            const ForwardMask<T>& mask, T unit, const ForwardScratch<T>& buffers,
-                            OnlineSoftmax<T>& softmax) {
+PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  const T unit = units.unit;
   Index count = 0;
   for (Index lane = 0; lane < block.rows; lane += Tile<T>::width) {
     const TileBlock own = keys_near_lanes<T>(block, mask, lane);
@@ -72138,11 +72418,11 @@ PanelWeights<T> weigh_panel(const AttentionHead<T>& head, const TileBlock& block
 }
 
 template <class T>
-std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Element<T>>& p,
-                        const Operand<T>& v, Index dv, const TileBlock& block, Index r, Index n,
-                        KeyRange range, const OnlineSoftmax<T>& softmax) {
+std::int64_t add_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                        const Operand<T>& v, const TileBlock& block, Index r, Index n,
+                        KeyRange range) {
   constexpr Index width = Tile<T>::width;
-  const Index row = round_up(dv, width), at = block.first + r;
+  const Index dv = task.head.dv, row = round_up(dv, width), at = block.first + r;
   const Index first = step_of<T>(range.begin), inner = steps<T>(range.end) - first;
   const auto left = walk_rows<T>(p.from(r, first));
   std::int64_t count = 0;
@@ -72150,20 +72430,18 @@ std::int64_t add_values(const ForwardScratch<T>& buffers, const Matrix<const Ele
     const Index vectors = (std::min<Index>(Tile<T>::columns, dv - c) + width - 1) / width;
     run_panel<T>(
         left, v.walk(c, range.begin), n, vectors, inner,
-        {buffers.context + at * row + c, row, Finish::rescale, T(1), nullptr, softmax.factor + at});
+        {task.context(at) + c, row, Finish::rescale, T(1), nullptr, task.softmax.factor + at});
     count += n * vectors * width * terms_of<T>(inner);
   }
   return count;
 }
 
 template <class T>
-std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScratch<T>& buffers,
-                                const Matrix<const Element<T>>& p, const Operand<T>& v,
-                                const TileBlock& block, const ForwardMask<T>& mask,
-                                const OnlineSoftmax<T>& softmax) {
+std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
+                                const Operand<T>& v, const TileBlock& block) {
+  const ForwardMask<T>& mask = task.mask;
   if (mask.full() || (mask.whole() && v.finite)) {
-    return add_values<T>(buffers, p, v, head.dv, block, 0, block.rows, {block.begin, block.end},
-                         softmax);
+    return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
   const Index together = v.finite ? Tile<T>::rows : 1;
@@ -72173,12 +72451,24 @@ std::int64_t add_visible_values(const AttentionHead<T>& head, const ForwardScrat
     if (range.begin >= range.end) continue;
     Operand<T> seen = v;
     if (!v.finite) {
-      seen = copy_kept<T>(v, range.end, head.dv, buffers.kept,
+      seen = copy_kept<T>(v, range.end, task.head.dv, task.buffers.kept,
                           [&](Index j) { return mask.visible(r, j); });
     }
-    count += add_values<T>(buffers, p, seen, head.dv, block, r, n, range, softmax);
+    count += add_values<T>(task, p, seen, block, r, n, range);
   }
   return count;
+}
+
+template <class T>
+TileWork forward_panel(const ForwardTask<T>& task, const TileBlock& block,
+                       const KeyOperands<T>& keys, LinesAhead& ahead) {
+  const auto& [head, buffers, softmax, mask, units, plain] = task;
+  std::int64_t products = score_panel<T>(task, keys.k, block, ahead);
+  if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
+  const auto weights = weigh_panel<T>(task, block);
+  products += add_visible_values<T>(task, weights.p, keys.v, block);
+  const Index changed = round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+  return {mask.pairs(), 2 * products + 5 * weights.count + forward_extras(head) * changed};
 }
 
 template <class T>
@@ -72193,9 +72483,11 @@ void divide_row(const T* from, T divisor, Index N, const Matrix<T>& to) {
 }
 
 template <class T>
-HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index r, T unit,
-                                  const Matrix<T>& o, const Matrix<T>& lse, T* context,
-                                  OnlineSoftmax<T>& softmax) {
+HEADWISE_INLINE void finish_query(const ForwardTask<T>& task, Index i0, Index r, const Matrix<T>& o,
+                                  const Matrix<T>& lse) {
+  const AttentionHead<T>& head = task.head;
+  OnlineSoftmax<T>& softmax = task.softmax;
+  T* const context = task.context(r);
   const bool none_left = head.score.may_leave_nothing() && softmax.sum[r] == T(0);
   const bool any = softmax.any[r] != 0 && !none_left;
   if (!any) {  // whatever a sink that is not finite has made of it
@@ -72203,7 +72495,7 @@ HEADWISE_INLINE void finish_query(const AttentionHead<T>& head, Index i0, Index 
     softmax.sum[r] = T(1);
   }
   divide_row<T>(context, softmax.sum[r], head.dv, o.from(r, 0));
-  const T greatest = softmax.greatest[r] * unit;
+  const T greatest = softmax.greatest[r] * task.units.greatest;
   if (lse.data != nullptr) store_logsumexp<T>(any, greatest, softmax.log_sum[r], lse, i0 + r);
 }
 
@@ -72215,19 +72507,13 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
   const AmxScope<T> amx;
   OnlineSoftmax<T> softmax(rows, head.score);
   ForwardMask<T> mask;
+  const ForwardTask<T> task{head, buffers, softmax, mask};
   TileWork work;
-  const Index context_row = round_up(head.dv, Tile<T>::width);
-  set_zero<T>(buffers.context, rows * context_row);
-  const ScoreUnits<T> units(head);
-  const bool plain = head.plain_scores();
-
+  set_zero<T>(buffers.context, rows * round_up(head.dv, Tile<T>::width));
   Index r = 0;
   const auto finish_until = [&](Index end) {
     if (lse.data != nullptr) take_logs<T>(softmax, r, end);
-    for (; r < end; ++r) {
-      T* const context = buffers.context + r * context_row;
-      finish_query<T>(head, i0, r, units.greatest, o, lse, context, softmax);
-    }
+    for (; r < end; ++r) finish_query<T>(task, i0, r, o, lse);
   };
   LookingPanels<T> looking(head.visibility, i0, rows);
   while (looking.advance()) {
@@ -72242,20 +72528,8 @@ TileWork flash_forward(const AttentionHead<T>& head, Index i0, Index rows, const
       LinesAhead ahead = looking.behind(head, block, o);
       mask.fill(head.visibility, block);
       if (block.begin >= block.end) continue;
-      if (mask.hidden()) {
-        work.pairs += mask.pairs();
-        continue;
-      }
-      std::int64_t products =
-          score_panel<T>(head, keys_here.k, block, mask, units.alpha, buffers, ahead);
-      if (!plain) change_panel<T>(head, block, buffers.line, buffers.s, mask);
-      const auto weights = weigh_panel<T>(head, block, mask, units.unit, buffers, softmax);
-      products +=
-          add_visible_values<T>(head, buffers, weights.p, keys_here.v, block, mask, softmax);
-      work.pairs += mask.pairs();
-      work.executed_flops +=
-          2 * products + 5 * weights.count +
-          forward_extras(head) * round_up(block.rows, Tile<T>::width) * (block.end - block.begin);
+      work += mask.hidden() ? TileWork{mask.pairs(), 0}
+                            : forward_panel<T>(task, block, keys_here, ahead);
     }
     finish_until(looking.looks_again());
   }
@@ -72779,13 +73053,16 @@ struct TileOperands {
   Matrix<const Element<T>> left;
 };
 template <class T>
+struct TileCopies {
+  Element<T>*right, *left;
+};
+template <class T>
 TileOperands<T> tile_operands(const Matrix<const T>& x, const StoredRows& stored, Index i0,
-                              Index rows, Index N, bool finite, Element<T>* right,
-                              Element<T>* left) {
+                              Index rows, Index N, bool finite, const TileCopies<T>& to) {
   return detail::with_stored_type<T>(stored.as, [&]<class U>(std::type_identity<U>) {
     const auto from = rows_as<U>(x, stored.rows).from(i0, 0);
-    TileOperands<T> both{right_of<T>(from, rows, N, finite, right), {}};
-    both.left = left_of<T>(from, both.right, rows, N, left);
+    TileOperands<T> both{right_of<T>(from, rows, N, finite, to.right), {}};
+    both.left = left_of<T>(from, both.right, rows, N, to.left);
     return both;
   });
 }
@@ -72803,9 +73080,9 @@ TileWork flash_backward_tile(const FlashHead<T>& head, Index i0, Index rows, Ind
   block.end = n;  // what lies behind the last key that is seen is set to 0, not cut off
   const bool all = mask.full();
   const auto [q, left_q] = tile_operands<T>(head.forward.q, head.forward.stored_q, i0, rows, d, all,
-                                            buffers.q, buffers.left);
+                                            {buffers.q, buffers.left});
   const auto [d_o, left_d_o] = tile_operands<T>(head.d_o, head.stored_d_o, i0, rows, dv, all,
-                                                buffers.d_o, buffers.left + rows * steps<T>(d));
+                                                {buffers.d_o, buffers.left + rows * steps<T>(d)});
   Operand<T> k{buffers.k, round_up(d, Tile<T>::width), 1, true};
   k.finite = all || *buffers.k_finite == T(1);
 

@@ -47,6 +47,16 @@ T special(int kind) {
   return kind == 0 ? std::numeric_limits<T>::quiet_NaN() : kind == 1 ? infinity : -infinity;
 }
 
+/// Pairs (m, k) with visible(m)(k), which are not all.
+template <class Visible>
+struct Seen {
+  Visible visible;
+
+  explicit Seen(const Visible& some) : visible(some) {}
+  bool all() const { return false; }
+  auto operator()(Index m) const { return visible(m); }
+};
+
 /// a [M, K] with 0 where row m does not see k, as weights of attention are.
 template <class T, class Visible>
 Tensor2<T> weights(Index M, Index K, Visible visible) {
@@ -71,7 +81,7 @@ void check_hidden_rows(Index M, Index N, Index K) {
       Tensor2<T> c = normal<T>(M, N, 3), expected = c;
       kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
                                         kernels::matrix(Out<T, 2>(c)), {M, N, K},
-                                        {.accumulate = accumulate}, packed.data(), false, visible);
+                                        {.accumulate = accumulate}, packed.data(), Seen{visible});
       // Row by row: what the row does not see is 0, whatever it was.
       for (Index m = 0; m < M; ++m) {
         Tensor2<T> seen = b;
@@ -96,7 +106,7 @@ void check_finite(Index M, Index N, Index K) {
   Tensor2<T> c(Shape{M, N}), plain(Shape{M, N});
   kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
                                     kernels::matrix(Out<T, 2>(c)), {M, N, K}, {}, packed.data(),
-                                    false, visible);
+                                    Seen{visible});
   kernels::generic::gemm<T>(kernels::matrix<T>(a), kernels::matrix<T>(b),
                             kernels::matrix(Out<T, 2>(plain)), {M, N, K}, {}, packed.data());
   CHECK(same_bits(c, plain));
@@ -115,7 +125,7 @@ void check_other_rows_keep_their_bits() {
   const auto run = [&](const Tensor2<T>& values, Tensor2<T>& result) {
     kernels::generic::gemm_visible<T>(kernels::matrix<T>(a), kernels::matrix<T>(values),
                                       kernels::matrix(Out<T, 2>(result)), {M, N, K}, {},
-                                      packed.data(), false, visible);
+                                      packed.data(), Seen{visible});
   };
   run(b, c);
   run(clean, plain);

@@ -158,6 +158,12 @@ constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
 struct TileWork {
   std::int64_t pairs = 0;
   std::int64_t executed_flops = 0;
+
+  TileWork& operator+=(const TileWork& more) {
+    pairs += more.pairs;
+    executed_flops += more.executed_flops;
+    return *this;
+  }
 };
 
 /// Layer normalisation of rows; gamma, beta, mean and rstd may be null. Of rms norm, beta and mean

@@ -77,10 +77,8 @@ void run_tied_head_backward(const In<T, 2>& d_logits, const In<T, 2>& h, const I
                          wants_dtable ? run.gemm_scratch(of_dtable) : 0, context.memory);
   if (dh.size() != 0) run_linear_forward<T, W>(d_logits, table, {}, dh, context);
   if (!wants_dtable) return;
-  run_gemm<T>(run, context, workspace, kernels::matrix(d_logits).transposed(),
-              kernels::matrix(learned), kernels::matrix(Out<T, 2>(dtable)), of_dtable,
-              {.accumulate = true});
-  context.count_flops(std::int64_t{2} * N * D * V, run.executed_gemm_flops(of_dtable));
+  add_product<T>(kernels::matrix(d_logits).transposed(), kernels::matrix(learned),
+                 kernels::matrix(Out<T, 2>(dtable)), of_dtable, workspace, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -240,10 +240,8 @@ class FlashBackwardCall {
         const Index place = place_of(b, h, i0), turn = blocks.before(j0);
         turns_.wait(place, turn);
         if (turn == 0) begin_queries(head, b, h, i0, rows);
-        const auto tile = run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+        work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
         turns_.finish(place);
-        work.pairs += tile.pairs;
-        work.executed_flops += tile.executed_flops;
       }
     }
     const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);

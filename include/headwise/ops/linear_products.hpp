@@ -86,15 +86,16 @@ void for_gemm_tasks(const kernels::Extents& size, Index panel, bool packs_a, con
   context.executor.run(tasks.count, task);
 }
 
-/// c = a b in tasks, both as they lie in memory.
+/// c += a b in tasks, both as they lie in memory, and its FLOPs. Each worker needs gemm_scratch.
 template <class T>
-void run_gemm(const kernels::Kernels<T>& run, const Context& context, Workspace<T>& workspace,
-              kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
-              const kernels::Extents& size, const kernels::Epilogue<T>& epilogue) {
+void add_product(kernels::Matrix<const T> a, kernels::Matrix<const T> b, kernels::Matrix<T> c,
+                 const kernels::Extents& size, Workspace<T>& workspace, const Context& context) {
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   for_gemm_tasks(size, run.columns, a.column != 1, context, [&](const GemmTask& task) {
-    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size, epilogue,
-             workspace.of(task.worker).take(run.gemm_scratch(size)));
+    run.gemm(a.from(task.m, 0), b.from(0, task.n), c.from(task.m, task.n), task.size,
+             {.accumulate = true}, workspace.of(task.worker).take(run.gemm_scratch(size)));
   });
+  context.count_flops(std::int64_t{2} * size.M * size.N * size.K, run.executed_gemm_flops(size));
 }
 
 /// c = a w + bias in tasks, w as it is kept.
@@ -174,10 +175,8 @@ class LinearWeightGradient {
   /// dw [K, O].
   void add_to(const InOut<T, 2>& dw, Workspace<T>& workspace, const Context& context) const {
     if (size_.M == 0 || size_.N == 0 || size_.K == 0) return;
-    run_gemm<T>(run_, context, workspace, kernels::matrix(x_).transposed(), kernels::matrix(dy_),
-                kernels::matrix(dw), size_, {.accumulate = true});
-    context.count_flops(std::int64_t{2} * size_.M * size_.N * size_.K,
-                        run_.executed_gemm_flops(size_));
+    add_product<T>(kernels::matrix(x_).transposed(), kernels::matrix(dy_), kernels::matrix(dw),
+                   size_, workspace, context);
   }
 
  private:
