@@ -86,6 +86,8 @@ HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 2>();
 HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 3>();
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
+HEADWISE_INSTANCE const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
+HEADWISE_INSTANCE const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {

@@ -5226,20 +5226,20 @@ class ExecutorRef {
 
 namespace headwise::inline v0_1 {
 
-/// What the factors of products are rounded to before they are multiplied: nothing by default. Of
-/// another kind is what bf16_products() and split_products() return (ops/). Sums run in float all
+/// How products of float are formed: by float's own multiply-adds, or by what bf16_products() and
+/// split_products() return (ops/), which round or split the factors first. Sums run in float all
 /// the same, and what is no product of matrices is computed in float: softmax, norms, biases, score
-/// functions, optimisers. Of other types than float nothing is rounded.
+/// functions, optimisers. Products of other types are their own multiply-adds.
 class Products {
  public:
-  /// Nothing is rounded.
+  /// Float's own.
   constexpr Products() = default;
   /// Products by kernels::Kernels<float> that live as long as the process.
   explicit constexpr Products(const void* kernels) : kernels_(kernels) {}
 
-  /// Whether nothing is rounded.
-  constexpr bool exact() const { return kernels_ == nullptr; }
-  /// The kernels; null where nothing is rounded.
+  /// Whether they are float's own.
+  constexpr bool of_float() const { return kernels_ == nullptr; }
+  /// The kernels; null of float's own.
   constexpr const void* kernels() const { return kernels_; }
 
  private:
@@ -5840,13 +5840,15 @@ struct Kernels {
                                   Scratch<T> memory);
   void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
                              const Matrix<T>& dv, T* to_scale, Scratch<T> memory);
-  // simd/tanh.inc
-  void (*tanhs_of)(const T* x, Index n, T* y);
 
   // decode.inc
   DecodeKernels<T> decode;
+};
 
-  // simd/exp.inc and simd/log.inc
+/// Functions of numbers as kernels compute them (simd/vector_functions.inc): for tests, a table
+/// that no other program compiles.
+template <Scalar T>
+struct VectorFunctions {
   void (*weights_of)(const T* x, Index n, T* y);
   void (*logs_of)(const T* x, Index n, T* y);
 };
@@ -5863,9 +5865,10 @@ struct Kernels {
 // clang-format off
 // headwise/kernels/products.inc
 // What has products in it, linear layers and attention, compiled for an instruction set: read once
-// for each, and for each unit that multiplies pairs of bf16, inside its region. HEADWISE_ISA is its
-// name and the innermost namespace, HEADWISE_ISA_BYTES the size of its vectors, HEADWISE_ISA_PAIRS
-// how pairs of bf16 are multiplied (simd/factor.inc). In this order: each needs those above it.
+// for each, for each unit that multiplies pairs of bf16, and for pieces, inside its region.
+// HEADWISE_ISA is its name and the innermost namespace, HEADWISE_ISA_BYTES the size of its vectors,
+// HEADWISE_ISA_PAIRS how pairs of bf16 are multiplied (simd/factor.inc). In this order: each needs
+// those above it.
 // clang-format off
 // headwise/simd/vector.inc
 // Vectors of float and double on the compilers' vector extensions, and of every other scalar at
@@ -6349,9 +6352,12 @@ struct Factor {
   HEADWISE_INLINE static Vector load_steps(const U* from) {
     return load_as<T>(from);
   }
-  /// What a product reads of a number.
+  /// What a product reads of a number, and of a weight, which is from 0 to 1 or NaN.
   template <class X>
   HEADWISE_INLINE static const X& read_number(const X& x) {
+    return x;
+  }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
     return x;
   }
   /// 0 in each lane, unless a number of it is infinite or NaN.
@@ -6406,6 +6412,11 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  /// The same of what read_weight has given.
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   /// Pairs of one row's and another's numbers.
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
@@ -6428,6 +6439,11 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  /// (Its first 8 digits, by sums: Veltkamp, 1968. The general way takes half as long again.)
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -6451,11 +6467,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -6516,19 +6528,19 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   /// Piece p, from what those before it left: the nearest number of bf16, and of three the last is
   /// what is left. (A sum rounds faster than an instruction that knows NaN does, 1.06 of the
-  /// module's speed. It takes some NaN for -0; the next piece has it then.)
+  /// module's speed. It makes zeros or an infinity of some NaN; the last piece has them then.)
   template <int p, class Bits, class X>
   HEADWISE_INLINE static Bits piece(const X& left) {
     if constexpr (p == 1 && pieces == 2) {
@@ -6640,18 +6652,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-/// y_n = weight_of(x_n), n < count.
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -6696,19 +6696,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-/// y_n = log(x_n), n < count.
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -6850,19 +6837,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-/// y_n = tanh(x_n), n < count.
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -6916,18 +6890,14 @@ constexpr Index steps(Index K) {
 /// The step of an element, or of its first piece.
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 /// Multiply-adds of so many steps: the greatest pieces with all of the other, and so on, 6 of 9.
 template <class T>
 constexpr Index terms_of(Index steps) {
   return steps * Factor<T>::depth * (Factor<T>::pieces + 1) / 2;
 }
-/// Where the chunk begins that holds inner index k, and its first element.
+/// Where the chunk begins that holds inner index k, and its first step.
 template <class T>
 constexpr Index chunk_begin(Index k) {
   return k / Factor<T>::chunk * Factor<T>::chunk;
@@ -7154,12 +7124,11 @@ HEADWISE_STRICT_MATH_END
 // added: an element still depends on its row, its column and the inner length alone. Four tiles of
 // sums side by side reached 2,280 (inner length 64) to 3,020 GFLOP/s (384) from the first cache
 // level, two by two 2,290 to 3,110; with rows that cross lines of the cache 790. From the second
-// level, where panels of 384 lie, 1,550 and two by two 1,940. So many rows of a pass while 96 steps
-// of b lie in the first (panel.inc), and sums begin as what they are added to: with all steps at
-// once and an epilogue behind them, linear layers by one piece had 0.87 to 0.95 of the speed. To
-// ask for lines of a or c ahead changed nothing. Three pieces reach 2,900 from the first level,
-// 2,160 with 96 rows of c beside them (six products: 360 of float's). (Family 6, model 167, other
-// programs beside.)
+// level, where panels of 384 lie, 1,550 and two by two 1,940: so rows of a pass while 96 steps of b
+// stay in the first. With all steps at once linear layers by one piece had 0.87 to 0.95 of the
+// speed. To ask for lines of a or c ahead changed nothing. Three pieces reach 2,900 from the first
+// level, 2,160 with 96 rows of c beside them (six products: 360 of float's). (Family 6, model 167,
+// other programs beside.)
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -7194,8 +7163,8 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-/// Tiles 0 to V - 1 += a chunk of a x V vectors of b.
-template <int V>
+/// Tiles 0 to V - 1 += a chunk of a x V vectors of b, for the bits that b x a has.
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -7218,33 +7187,32 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 #else
 
-/// Tile v += the first pieces of a, which stand in tiles 4 to 6, x a piece of b, in tile 7: all for
-/// its first one, one less for each that comes behind it. (A tile is named by a literal: g++ 12
-/// makes text of it.)
+/// Tile v += a piece of a, which stand in tiles 4 to 6, x that of b in tile 7. (A tile is named by
+/// a literal: g++ 12 makes text of it.)
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-/// Tiles 0 to V - 1 += a chunk of a x V vectors of b, the smallest pieces of b first.
-template <int V>
+/// Tiles 0 to V - 1 += a chunk of a x V vectors of b, the smallest pieces of b first; mirrored,
+/// those of a, for the bits that b x a has.
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -7252,10 +7220,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -7286,61 +7265,110 @@ HEADWISE_INLINE void set_sums_zero() {
   if constexpr (V > 3) _tile_zero(3);
 }
 
-/// Whether nothing is done to sums but to begin with what they are added to.
+/// Whether sums stand in c from their first term on. Those of pieces do where c is nothing else: an
+/// instruction rounds what it adds to, six times for 32 terms, and where c is larger than its sums
+/// that costs the digits which pieces have saved. (Begun with c, errors of dw over 8,192 rows were
+/// 1.9 of float's, of numbers around 1 4.1, of dw added to 30 times as much 5.9; begun with 0 0.45,
+/// 1.0 and 1.4, in as much time.)
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
 }
 
-/// Rows first ... first + rows - 1 of c [.., V vectors]. Reads 16 rows of a, whatever they hold.
-/// Whole tiles go straight to c, and begin with what they are added to. The rows of others go
-/// through a copy, for the same bits; and so does what is multiplied behind its sum.
+/// Where the sums of 16 rows stand between blocks of steps.
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+/// to [rows, V vectors] = from.
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
+}
+
+/// What the sums of rows m ... m + rows - 1 begin as: c, the bias or, null, 0.
+template <class T, int V>
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+/// sums = from + a b of steps k ... end - 1, whole chunks, of 16 rows from row m on.
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   // What was stored lies in memory before tiles read it, and after they are stored: g++ 12's
   // intrinsics do not say that they touch it.
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+/// Sums that do not stand in c become rows m ... m + rows - 1 of it.
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+/// M rows of c [.., V vectors], 16 at a time. Reads 16 rows of a each time, whatever they hold.
+///
+/// `block` steps of b stay in the first cache while the rows of a slab pass. In between, sums stand
+/// in c, or in a copy where c is not they alone or has no 16 rows: for the bits of all steps at
+/// once, wherever the first of them stands.
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -7358,21 +7386,12 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// run_tile over `M` rows, six at a time (of one vector twelve), then four, two, one; of types that
-/// are no vectors two, then one; of AMX sixteen at a time.
-template <class T, int V>
+/// are no vectors two, then one; of AMX sixteen at a time. `mirrored` where sums of pieces are to
+/// have the bits that b^T a^T gives (the others have those).
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    // So many steps of b stay in the first cache while rows of a pass. Sums that are multiplied
-    // when they are done have all steps at once: where a range of keys begins, it begins a block.
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -7396,19 +7415,19 @@ void run_rows(const Panel<T>& panel, Index M) {
 }
 
 /// The same for `vectors` vectors of columns, 1 to Tile::vectors.
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -7813,12 +7832,18 @@ template <class T>
 constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
-/// Elements of a dense copy of them, as either operand.
+/// Rows that a tile may read behind the last one of a left operand: of AMX it reads 16, whatever
+/// those hold that are none.
+template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+/// Elements of a dense copy of rows of N, as either operand, with what tiles read behind it.
 template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 /// Whether no number of a copy [count, row] is infinite or NaN.
@@ -7904,8 +7929,8 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
 }
 
 /// A dense copy of [rows, N] as a left operand, of which the columns are the inner indices: squares
-/// of those whose rows lie side by side are transposed.
-template <class T, class U>
+/// of those whose rows lie side by side are transposed. `weights`: read_weight has given them.
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -7918,10 +7943,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -8385,7 +8415,8 @@ HEADWISE_STRICT_MATH_END
 // headwise/kernels/gemm.inc
 // Matrix products. Row-invariant: an element of the result depends on its row of a, its column of
 // b and the inner length alone, never on how many other rows or columns there are or how they are
-// cut into tiles. Each element is a sum of ordered chains of multiply-adds, `k_block` terms long.
+// cut into tiles. Each element is a sum of ordered chains of multiply-adds, GemmBlocks::k terms
+// long; where pairs are multiplied, of sums of several terms (amx_tile.inc).
 // Read once for each instruction set.
 //
 // Traffic: b is packed once for each block, or read where it lies by few rows of a (read and
@@ -8726,15 +8757,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-/// Whether a lane is not 0.
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -9994,7 +10016,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -10773,8 +10795,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
   // A chunk may begin before the keys that were weighed.
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 /// Step 4e of queries r ... r + n - 1 over keys low ... high - 1: context = factor context + p v.
@@ -10929,8 +10957,9 @@ HEADWISE_STRICT_MATH_BEGIN
 /// another order the difference is rounding noise, which large keys blow up: 3,000 times the error
 /// of plain loops in dW_Q for scores in the thousands.) A lane is a query: squares are transposed.
 /// Where nothing flows into a result, it may be an infinity that the sum of finite values gave.
-/// (Pairs are summed up in another order; what rounding them takes away is more.) The next rows are
-/// asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of 256 keys).
+/// (Rounded pairs are summed up in another order; what rounding them takes away is more.) The next
+/// rows are asked for meanwhile: 16 side by side are no stream (1.2 % of backward for a window of
+/// 256 keys).
 template <class T, class U>
 void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv, Index i0,
                    Index rows, T* delta) {
@@ -10967,11 +10996,60 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+/// The same of pieces, which AMX sums up: 16 queries by their own results, of which the diagonal
+/// counts.
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -11026,7 +11104,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -11250,12 +11329,12 @@ void set_panel_zero(Index n, T* p) {
 
 /// to [n, keys] = alpha rows columns^T of n rows and of the keys in `seen`, whole vectors of a
 /// panel, packed with `inner` factors each.
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 /// How the rows of some queries and a panel go.
@@ -11332,11 +11411,14 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  // Forward multiplies keys by queries; scores have to be the same to the bit, or large ones would
+  // become other weights.
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -11597,6 +11679,46 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // clang-format on
+
+// headwise/simd/vector_functions.inc
+// Functions of many numbers, by the vectors that kernels compute them by: for tests, which hold
+// them against the standard library. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// y_n = f(x_n), n < count; f(vector) changes a vector in place. Lanes behind the last number hold
+/// another one of its vector.
+template <Scalar T, class F>
+HEADWISE_INLINE void for_each_vector(const T* x, Index count, T* y, const F& f) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = x[n + (lane < lanes ? lane : 0)];
+    auto vector = S::load(part);
+    f(vector);
+    S::store(vector, part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+/// y_n = weight_of(x_n), n < count.
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = weight_of<T>(v); });
+}
+
+/// y_n = log(x_n), n < count.
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = log_of<T>(v); });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
 // headwise/kernels/column_sums.inc
 // Sums down columns, a lane a column: kernels/column_sums.hpp by vectors, to the same bits. Read
@@ -11917,7 +12039,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                   of_g_xhat.sums[v] = S::fma(g, xhat, of_g_xhat.sums[v]);
                 });
   });
-  const bool idle = !any_lane<T>(any);
+  const bool idle = !S::any(any);
   const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
@@ -13781,10 +13903,7 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
-    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
-    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
-    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -13805,6 +13924,12 @@ inline constexpr ModelKernels<T> model_table = {
     .sum_of_squares = &sum_of_squares<T>,
     .decode_bf16 = decode_kernels<T, BFloat16>(),
     .decode_fp16 = decode_kernels<T, Float16>(),
+};
+
+template <Scalar T>
+inline constexpr VectorFunctions<T> vector_functions = {
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -14253,6 +14378,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -14302,6 +14430,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -14323,6 +14455,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -14343,11 +14479,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -14396,14 +14528,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -14501,17 +14633,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -14549,18 +14670,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -14683,18 +14792,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -14737,11 +14834,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -14969,7 +15062,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -14994,27 +15087,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -15022,10 +15114,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -15057,53 +15160,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -15119,18 +15260,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -15150,19 +15283,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -15511,10 +15644,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -15592,7 +15729,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -15605,10 +15742,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -16293,14 +16435,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -17401,7 +17535,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -18086,8 +18220,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -18256,11 +18396,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -18313,7 +18500,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -18508,12 +18696,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -18578,11 +18766,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -18809,6 +18998,40 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const M
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/simd/vector_functions.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class F>
+HEADWISE_INLINE void for_each_vector(const T* x, Index count, T* y, const F& f) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = x[n + (lane < lanes ? lane : 0)];
+    auto vector = S::load(part);
+    f(vector);
+    S::store(vector, part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = weight_of<T>(v); });
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = log_of<T>(v); });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
 // headwise/kernels/column_sums.inc
 
@@ -19100,7 +19323,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                   of_g_xhat.sums[v] = S::fma(g, xhat, of_g_xhat.sums[v]);
                 });
   });
-  const bool idle = !any_lane<T>(any);
+  const bool idle = !S::any(any);
   const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
@@ -20772,10 +20995,7 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
-    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
-    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
-    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -20796,6 +21016,12 @@ inline constexpr ModelKernels<T> model_table = {
     .sum_of_squares = &sum_of_squares<T>,
     .decode_bf16 = decode_kernels<T, BFloat16>(),
     .decode_fp16 = decode_kernels<T, Float16>(),
+};
+
+template <Scalar T>
+inline constexpr VectorFunctions<T> vector_functions = {
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -21242,6 +21468,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -21291,6 +21520,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -21312,6 +21545,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -21332,11 +21569,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -21385,14 +21618,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -21490,17 +21723,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -21538,18 +21760,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -21672,18 +21882,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -21726,11 +21924,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -21958,7 +22152,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -21983,27 +22177,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -22011,10 +22204,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -22046,53 +22250,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -22108,18 +22350,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -22139,19 +22373,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -22500,10 +22734,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -22581,7 +22819,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -22594,10 +22832,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -23282,14 +23525,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -24390,7 +24625,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -25075,8 +25310,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -25245,11 +25486,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -25302,7 +25590,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -25497,12 +25786,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -25567,11 +25856,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -25798,6 +26088,40 @@ void flash_backward_end(const AttentionHead<T>& head, Index j0, Index n, const M
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/simd/vector_functions.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <Scalar T, class F>
+HEADWISE_INLINE void for_each_vector(const T* x, Index count, T* y, const F& f) {
+  using S = Simd<T>;
+  T part[std::size_t{S::width}];
+  for (Index n = 0; n < count; n += S::width) {
+    const Index lanes = std::min<Index>(S::width, count - n);
+    for (Index lane = 0; lane < S::width; ++lane) part[lane] = x[n + (lane < lanes ? lane : 0)];
+    auto vector = S::load(part);
+    f(vector);
+    S::store(vector, part);
+    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
+  }
+}
+
+template <Scalar T>
+void weights_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = weight_of<T>(v); });
+}
+
+template <Scalar T>
+void logs_of(const T* x, Index count, T* y) {
+  for_each_vector<T>(x, count, y, [](auto& v) HEADWISE_ALWAYS_INLINE { v = log_of<T>(v); });
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
 // headwise/kernels/column_sums.inc
 
@@ -26089,7 +26413,7 @@ void normalise_backward(Row<const T> dy, Row<const T> x, Index D, RowMoments<T> 
                   of_g_xhat.sums[v] = S::fma(g, xhat, of_g_xhat.sums[v]);
                 });
   });
-  const bool idle = !any_lane<T>(any);
+  const bool idle = !S::any(any);
   const auto mean_g = S::broadcast(centred ? of_g.total() / T(D) : T(0));
   const auto mean_g_xhat = S::broadcast(of_g_xhat.total() / T(D));
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
@@ -27761,10 +28085,7 @@ inline constexpr Kernels<T> table = {
     .flash_backward_begin = &flash_backward_begin<T>,
     .flash_backward_tile = &flash_backward_tile<T>,
     .flash_backward_end = &flash_backward_end<T>,
-    .tanhs_of = &simd::HEADWISE_ISA::tanhs_of<T>,
     .decode = decode_kernels<T>(),
-    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
-    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 template <Scalar T>
@@ -27785,6 +28106,12 @@ inline constexpr ModelKernels<T> model_table = {
     .sum_of_squares = &sum_of_squares<T>,
     .decode_bf16 = decode_kernels<T, BFloat16>(),
     .decode_fp16 = decode_kernels<T, Float16>(),
+};
+
+template <Scalar T>
+inline constexpr VectorFunctions<T> vector_functions = {
+    .weights_of = &simd::HEADWISE_ISA::weights_of<T>,
+    .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
@@ -27821,11 +28148,25 @@ const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
   return generic::model_table<T>;
 }
 
+/// Functions of numbers, likewise.
+template <Scalar T>
+const VectorFunctions<T>& vector_functions_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::vector_functions<T>;
+    if (set == InstructionSet::avx2) return avx2::vector_functions<T>;
+  }
+#endif
+  return generic::vector_functions<T>;
+}
+
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
 extern template const Kernels<float>& kernels_of<float>(InstructionSet);
 extern template const Kernels<double>& kernels_of<double>(InstructionSet);
 extern template const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 extern template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
+extern template const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
+extern template const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
 #endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
@@ -30650,24 +30991,25 @@ bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
   return true;
 }
 
-/// Whether x is sure to hold numbers alone, for products that read it as it is: found out by
-/// vectors. (Query by query, those without a part in the loss alone, it took 3 to 20 % of
-/// backward.)
+/// Whether x is sure to hold numbers alone, of which products make numbers: found out by vectors.
+/// (Query by query, those without a part in the loss alone, it took 3 to 20 % of backward.)
 template <class T, class U, int R>
 bool surely_of_numbers(const In<U, R>& x, const Context& context) {
-  if (x.size() == 0) return true;
-  bool finite = std::same_as<T, U> && context.products.exact();
-  if constexpr (std::same_as<T, U>) {
+  if constexpr (!std::same_as<T, U>) {
+    return x.size() == 0;
+  } else {
+    bool finite = true;
+    if (x.size() == 0) return finite;
+    const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
     Shape<R> matrices = x.shape();
     matrices[R - 2] = matrices[R - 1] = 1;
     for_each_index(matrices, [&](const Shape<R>& at) {
       const kernels::Matrix<const T> rows{x.data() + x.offset(at), x.stride(R - 2),
                                           x.stride(R - 1)};
-      finite =
-          finite && kernels::kernels_here<T>().all_finite(rows, x.extent(R - 2), x.extent(R - 1));
+      finite = finite && run.all_finite(rows, x.extent(R - 2), x.extent(R - 1));
     });
+    return finite;
   }
-  return finite;
 }
 
 /// Whether results may be numbers where the scores that made them are not: a softcap bounds those,
@@ -33366,7 +33708,7 @@ class WeightGemm<float, W> {
   WeightGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
       : w_(w),
-        few_(context.products.exact() && size.M <= kernels::Thin::rows &&
+        few_(context.products.of_float() && size.M <= kernels::Thin::rows &&
              (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
         stored_(kernels::model_kernels_here<float>()),
@@ -43313,6 +43655,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -43362,6 +43707,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -43383,6 +43732,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -43403,11 +43756,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -43456,14 +43805,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -43561,17 +43910,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -43609,18 +43947,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -43743,18 +44069,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -43797,11 +44111,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -44029,7 +44339,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -44054,27 +44364,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -44082,10 +44391,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -44117,53 +44437,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -44179,18 +44537,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -44210,19 +44560,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -44571,10 +44921,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -44652,7 +45006,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -44665,10 +45019,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -45353,14 +45712,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -46461,7 +46812,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -47146,8 +47497,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -47316,11 +47673,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -47373,7 +47777,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -47568,12 +47973,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -47638,11 +48043,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -48357,6 +48763,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -48406,6 +48815,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -48427,6 +48840,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -48447,11 +48864,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -48500,14 +48913,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -48605,17 +49018,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -48653,18 +49055,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -48787,18 +49177,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -48841,11 +49219,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -49073,7 +49447,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -49098,27 +49472,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -49126,10 +49499,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -49161,53 +49545,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -49223,18 +49645,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -49254,19 +49668,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -49615,10 +50029,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -49696,7 +50114,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -49709,10 +50127,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -50397,14 +50820,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -51505,7 +51920,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -52190,8 +52605,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -52360,11 +52781,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -52417,7 +52885,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -52612,12 +53081,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -52682,11 +53151,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -53397,6 +53867,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -53446,6 +53919,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -53467,6 +53944,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -53487,11 +53968,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -53540,14 +54017,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -53645,17 +54122,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -53693,18 +54159,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -53827,18 +54281,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -53881,11 +54323,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -54113,7 +54551,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -54138,27 +54576,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -54166,10 +54603,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -54201,53 +54649,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -54263,18 +54749,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -54294,19 +54772,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -54655,10 +55133,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -54736,7 +55218,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -54749,10 +55231,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -55437,14 +55924,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -56545,7 +57024,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -57230,8 +57709,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -57400,11 +57885,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -57457,7 +57989,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -57652,12 +58185,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -57722,11 +58255,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -58437,6 +58971,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -58486,6 +59023,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -58507,6 +59048,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -58527,11 +59072,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -58580,14 +59121,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -58685,17 +59226,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -58733,18 +59263,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -58867,18 +59385,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -58921,11 +59427,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -59153,7 +59655,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -59178,27 +59680,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -59206,10 +59707,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -59241,53 +59753,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -59303,18 +59853,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -59334,19 +59876,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -59695,10 +60237,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -59776,7 +60322,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -59789,10 +60335,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -60477,14 +61028,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -61585,7 +62128,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -62270,8 +62813,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -62440,11 +62989,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -62497,7 +63093,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -62692,12 +63289,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -62762,11 +63359,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -63542,6 +64140,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -63591,6 +64192,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -63612,6 +64217,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -63632,11 +64241,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -63685,14 +64290,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -63790,17 +64395,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -63838,18 +64432,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -63972,18 +64554,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -64026,11 +64596,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -64258,7 +64824,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -64283,27 +64849,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -64311,10 +64876,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -64346,53 +64922,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -64408,18 +65022,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -64439,19 +65045,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -64800,10 +65406,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -64881,7 +65491,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -64894,10 +65504,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -65582,14 +66197,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -66690,7 +67297,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -67375,8 +67982,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -67545,11 +68158,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -67602,7 +68262,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -67797,12 +68458,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -67867,11 +68528,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -68580,6 +69242,9 @@ struct Factor {
   HEADWISE_INLINE static const X& read_number(const X& x) {
     return x;
   }
+  HEADWISE_INLINE static const typename S::Vector& read_weight(const typename S::Vector& x) {
+    return x;
+  }
   HEADWISE_INLINE static typename S::Vector residue(const Vector& x) { return x - x; }
   HEADWISE_INLINE static typename S::Vector residue_of_numbers(const typename S::Vector& x) {
     return x - x;
@@ -68629,6 +69294,10 @@ struct BFloat16Factor {
   HEADWISE_INLINE static Vector load_rows(const U* from, Index row) {
     return join(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Vector load_weights(const float* from, Index row) {
+    return __builtin_bit_cast(Vector, S::load(from)) >> 16 |
+           __builtin_bit_cast(Vector, S::load(from + row));
+  }
   HEADWISE_INLINE static Vector join(Numbers one, Numbers two) {
     return rounded(one) >> 16 | rounded(two);
   }
@@ -68650,6 +69319,10 @@ struct BFloat16Factor {
     return __builtin_bit_cast(Numbers, rounded(x));
   }
   HEADWISE_INLINE static float read_number(float x) { return std::bit_cast<float>(rounded(x)); }
+  HEADWISE_INLINE static Numbers read_weight(Numbers x) {
+    const Numbers large = x * S::broadcast(0x1.0001p16f);
+    return large - (large - x);
+  }
   HEADWISE_INLINE static Numbers residue(Vector x) {
     return (first(x) - first(x)) + (second(x) - second(x));
   }
@@ -68670,11 +69343,7 @@ struct BFloat16Factor {
                Vector, _mm512_maskz_cvtepu16_epi32(0xFFFF, __builtin_bit_cast(__m256i, halves)))
            << 16;
 #else
-    const Vector bits = __builtin_bit_cast(Vector, x), magnitude = bits & 0x7fffffffu;
-    const auto is_nan = __builtin_bit_cast(
-        Vector, __builtin_bit_cast(S::IntVector, magnitude) > S::broadcast_int(0x7f800000));
-    const Vector nearest = bits + 0x7fffu + (bits >> 16 & 1u);
-    return ((is_nan & (bits | 0x00400000u)) | (~is_nan & nearest)) & 0xffff0000u;
+    return to_bf16_bits<float>(x) << 16;
 #endif
   }
   HEADWISE_INLINE static std::uint32_t rounded(float x) {
@@ -68723,14 +69392,14 @@ struct Factor<float> : BFloat16Factor {
   HEADWISE_INLINE static Pieces load_rows(const U* from, Index row) {
     return split<Vector, true>(load_as<float>(from), load_as<float>(from + row));
   }
+  HEADWISE_INLINE static Pieces load_weights(const float* from, Index row) {
+    return load_rows(from, row);
+  }
   template <class U>
   HEADWISE_INLINE static Pieces load_steps(const U* from) {
     return split<Vector, false>(load_as<float>(from), load_as<float>(from + width));
   }
-  template <class X>
-  HEADWISE_INLINE static const X& read_number(const X& x) {
-    return x;
-  }
+  HEADWISE_INLINE static Numbers read_weight(const Numbers& x) { return x; }
 
  private:
   template <int p, class Bits, class X>
@@ -68828,17 +69497,6 @@ HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::
   return weight_of<T, true>(x);
 }
 
-template <Scalar T>
-void weights_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  Index n = 0;
-  for (; n + S::width <= count; n += S::width) S::store(weight_of<T>(S::load(x + n)), y + n);
-  for (Index lane = 0; n + lane < count; ++lane) part[lane] = x[n + lane];
-  S::store(weight_of<T>(S::load(part)), part);
-  for (Index lane = 0; n + lane < count; ++lane) y[n + lane] = part[lane];
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -68876,18 +69534,6 @@ HEADWISE_INLINE typename Simd<T>::Vector log_of(const typename Simd<T>::Vector& 
     T of_zero;
     set_negative_infinity(of_zero);
     return S::select(x == S::zero(), S::broadcast(of_zero), S::select(x <= most, log, x));
-  }
-}
-
-template <Scalar T>
-void logs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}];
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < S::width; ++lane) part[lane] = lane < lanes ? x[n + lane] : T(1);
-    S::store(log_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
   }
 }
 
@@ -69010,18 +69656,6 @@ HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector&
   }
 }
 
-template <Scalar T>
-void tanhs_of(const T* x, Index count, T* y) {
-  using S = Simd<T>;
-  T part[std::size_t{S::width}] = {};
-  for (Index n = 0; n < count; n += S::width) {
-    const Index lanes = std::min<Index>(S::width, count - n);
-    for (Index lane = 0; lane < lanes; ++lane) part[lane] = x[n + lane];
-    S::store(tanh_of<T>(S::load(part)), part);
-    for (Index lane = 0; lane < lanes; ++lane) y[n + lane] = part[lane];
-  }
-}
-
 HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
@@ -69064,11 +69698,7 @@ constexpr Index steps(Index K) {
 }
 template <class T>
 constexpr Index step_of_element(Index element) {
-  if constexpr (Factor<T>::pieces == 1) {
-    return element;
-  } else {
-    return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
-  }
+  return element + element / chunk_steps<T> * chunk_steps<T> * (Factor<T>::pieces - 1);
 }
 template <class T>
 constexpr Index terms_of(Index steps) {
@@ -69296,7 +69926,7 @@ struct AmxScope<float> {
 
 #if HEADWISE_ISA_PAIRS == 3
 
-template <int V>
+template <int V, bool>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index width = Simd<float>::width;
@@ -69321,27 +69951,26 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
 
 template <int v, Index piece>
 HEADWISE_INLINE void multiply_piece() {
-  constexpr bool two = piece + 1 < Factor<float>::pieces, three = piece + 2 < Factor<float>::pieces;
   if constexpr (v == 0) {
-    if constexpr (three) _tile_dpbf16ps(0, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(0, 5, 7);
-    _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(0, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(0, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(0, 6, 7);
   } else if constexpr (v == 1) {
-    if constexpr (three) _tile_dpbf16ps(1, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(1, 5, 7);
-    _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(1, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(1, 6, 7);
   } else if constexpr (v == 2) {
-    if constexpr (three) _tile_dpbf16ps(2, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(2, 5, 7);
-    _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(2, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(2, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(2, 6, 7);
   } else {
-    if constexpr (three) _tile_dpbf16ps(3, 6, 7);
-    if constexpr (two) _tile_dpbf16ps(3, 5, 7);
-    _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 0) _tile_dpbf16ps(3, 4, 7);
+    if constexpr (piece == 1) _tile_dpbf16ps(3, 5, 7);
+    if constexpr (piece == 2) _tile_dpbf16ps(3, 6, 7);
   }
 }
 
-template <int V>
+template <int V, bool mirrored>
 HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Element<float>* b,
                                Index b_bytes) {
   constexpr Index pieces = Factor<float>::pieces, steps = chunk_steps<float>;
@@ -69349,10 +69978,21 @@ HEADWISE_INLINE void add_chunk(const Element<float>* a, Index a_bytes, const Ele
   _tile_loadd(5, a + steps, a_bytes);
   if constexpr (pieces > 2) _tile_loadd(6, a + 2 * steps, a_bytes);
   const char* const first = reinterpret_cast<const char*>(b);
+  const auto load = [&](Index piece, Index v) HEADWISE_ALWAYS_INLINE {
+    const Index column = v * Simd<float>::width * Index{sizeof *b};
+    _tile_loadd(7, first + piece * steps * b_bytes + column, b_bytes);
+  };
   unrolled_pairs<pieces, V>([&](auto p, auto v) HEADWISE_ALWAYS_INLINE {
-    constexpr Index piece = pieces - 1 - p, column = v * Simd<float>::width;
-    _tile_loadd(7, first + piece * steps * b_bytes + column * Index{sizeof *b}, b_bytes);
-    multiply_piece<v, piece>();
+    constexpr Index smallest = pieces - 1 - p;
+    if constexpr (mirrored) {
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE {
+        load(p - q, v);
+        multiply_piece<v, smallest>();
+      });
+    } else {
+      load(smallest, v);
+      unrolled<p + 1>([&](auto q) HEADWISE_ALWAYS_INLINE { multiply_piece<v, p - q>(); });
+    }
   });
 }
 
@@ -69384,53 +70024,91 @@ HEADWISE_INLINE void set_sums_zero() {
 
 template <class T>
 HEADWISE_INLINE bool goes_straight(const Panel<T>& panel) {
-  return panel.alpha == T(1) && panel.finish != Finish::rescale;
+  if (panel.alpha != T(1) || panel.finish == Finish::rescale) return false;
+  return Factor<T>::pieces == 1 || (panel.finish == Finish::assign && panel.bias == nullptr);
+}
+
+template <class T>
+struct AmxSums {
+  T* data;
+  Index row;
+};
+
+template <class T, int V>
+HEADWISE_INLINE void copy_sums(const AmxSums<T>& from, Index rows, const AmxSums<T>& to) {
+  for (Index m = 0; m < rows; ++m) {
+    unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
+      constexpr Index at = v * Simd<T>::width;
+      Simd<T>::store(Simd<T>::load(from.data + m * from.row + at), to.data + m * to.row + at);
+    });
+  }
 }
 
 template <class T, int V>
-void run_amx_tile(const Panel<T>& panel, Index first, Index rows) {
-  using S = Simd<T>;
-  constexpr Index columns = V * S::width, bytes = columns * Index{sizeof(T)};
-  alignas(64) T copy[std::size_t{16 * columns}];
-  T* const c = panel.c + first * panel.c_row;
-  const Index c_bytes = panel.c_row * Index{sizeof(T)};
-  const bool direct = goes_straight(panel), whole = rows == 16 && direct;
-  const auto copy_rows = [&](const T* from, Index from_row, T* to, Index to_row) {
-    for (Index m = 0; m < rows; ++m, from += from_row, to += to_row) {
-      unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-        S::store(S::load(from + v * S::width), to + v * S::width);
-      });
-    }
-  };
-  const bool begins_with_c = direct && panel.finish == Finish::add;
-  if (begins_with_c && !whole) copy_rows(c, panel.c_row, copy, columns);
-  T* const sums = whole ? c : copy;
-  const Index sums_bytes = whole ? c_bytes : bytes;
+HEADWISE_INLINE AmxSums<const T> begin_amx_tile(const Panel<T>& panel, Index m, Index rows,
+                                                const AmxSums<T>& sums) {
+  if (!goes_straight(panel)) return {nullptr, 0};
+  if (panel.finish != Finish::add) return {panel.bias, 0};
+  const AmxSums<T> c{panel.c + m * panel.c_row, panel.c_row};
+  if (sums.data != c.data) copy_sums<T, V>(c, rows, sums);
+  return {sums.data, sums.row};
+}
+
+template <class T, int V, bool mirrored>
+void add_amx_steps(const Panel<T>& panel, Index m, Index k, Index end, const AmxSums<const T>& from,
+                   const AmxSums<T>& sums) {
+  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces, size = Index{sizeof(T)};
   asm volatile("" ::: "memory");
-  if (begins_with_c) {
-    load_sums<V>(sums, sums_bytes);
-  } else if (direct && panel.bias != nullptr) {
-    load_sums<V>(panel.bias, 0);
-  } else {
+  if (from.data == nullptr) {
     set_sums_zero<V>();
+  } else {
+    load_sums<V>(from.data, from.row * size);
   }
-  constexpr Index chunk = chunk_steps<T> * Factor<T>::pieces;
-  const Element<T>* a = panel.a + first * panel.a_row;
-  const Element<T>* b = panel.b;
-  const Index a_bytes = panel.a_row * Index{sizeof(T)}, b_bytes = panel.b_step * Index{sizeof(T)};
-  for (Index k = 0; k < panel.K; k += chunk, a += chunk, b += chunk * panel.b_step) {
-    add_chunk<V>(a, a_bytes, b, b_bytes);
+  const Element<T>* a = panel.a + m * panel.a_row + k;
+  const Element<T>* b = panel.b + k * panel.b_step;
+  for (; k < end; k += chunk, a += chunk, b += chunk * panel.b_step) {
+    add_chunk<V, mirrored>(a, panel.a_row * size, b, panel.b_step * size);
   }
-  store_sums<V>(sums, sums_bytes);
+  store_sums<V>(sums.data, sums.row * size);
   asm volatile("" ::: "memory");
-  if (whole) return;
-  if (direct) return copy_rows(copy, columns, c, panel.c_row);
-  for (Index m = 0; m < rows; ++m) {
+}
+
+template <class T, int V>
+void finish_amx_tile(const Panel<T>& panel, Index m, Index rows, const AmxSums<T>& sums) {
+  using S = Simd<T>;
+  if (goes_straight(panel)) {
+    return copy_sums<T, V>(sums, rows, {panel.c + m * panel.c_row, panel.c_row});
+  }
+  for (Index r = 0; r < rows; ++r) {
     typename S::Vector sum[1][std::size_t{V}];
     unrolled<V>([&](auto v) HEADWISE_ALWAYS_INLINE {
-      sum[0][v] = S::load(copy + m * columns + v * S::width);
+      sum[0][v] = S::load(sums.data + r * sums.row + v * S::width);
     });
-    finish_tile<T, 1, V>(panel, first + m, sum);
+    finish_tile<T, 1, V>(panel, m + r, sum);
+  }
+}
+
+template <class T, int V, bool mirrored>
+void run_amx_rows(const Panel<T>& panel, Index M) {
+  constexpr Index columns = V * Simd<T>::width, block = 96, slab = 128;
+  static_assert(block % (chunk_steps<T> * Factor<T>::pieces) == 0, "a block is whole chunks");
+  alignas(64) T copy[std::size_t{slab * columns}];
+  const bool straight = goes_straight(panel), waits = panel.K > block;
+  for (Index first = 0; first < M; first += slab) {
+    for (Index k = 0; k == 0 || k < panel.K; k += block) {
+      const Index end = std::min<Index>(k + block, panel.K);
+      for (Index m = first; m < std::min<Index>(first + slab, M); m += 16) {
+        const Index rows = std::min<Index>(16, M - m);
+        const bool in_place = straight && rows == 16;
+        const AmxSums<T> sums =
+            in_place ? AmxSums<T>{panel.c + m * panel.c_row, panel.c_row}
+                     : AmxSums<T>{copy + (waits ? (m - first) * columns : 0), columns};
+        const AmxSums<const T> begun{sums.data, sums.row};
+        add_amx_steps<T, V, mirrored>(
+            panel, m, k, end, k == 0 ? begin_amx_tile<T, V>(panel, m, rows, sums) : begun, sums);
+        if (end == panel.K && !in_place) finish_amx_tile<T, V>(panel, m, rows, sums);
+      }
+    }
   }
 }
 
@@ -69446,18 +70124,10 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T, int V>
+template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
-    const Index block = goes_straight(panel) ? 96 : std::max<Index>(1, panel.K);
-    Panel<T> part = panel;
-    for (Index k = 0; k == 0 || k < panel.K; k += block) {
-      part.K = std::min<Index>(block, panel.K - k);
-      for (Index m = 0; m < M; m += 16) run_amx_tile<T, V>(part, m, std::min<Index>(16, M - m));
-      part.a += block;
-      part.b += block * panel.b_step;
-      part.finish = Finish::add;
-    }
+    run_amx_rows<T, V, mirrored && (Factor<T>::pieces > 1)>(panel, M);
   } else {
     Index m = 0;
     const Element<T>* a = panel.a;
@@ -69477,19 +70147,19 @@ void run_rows(const Panel<T>& panel, Index M) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored = false>
 void run_panel(const Panel<T>& panel, Index M, Index vectors) {
   if constexpr (Tile<T>::vectors == 4) {
-    if (vectors == 4) return run_rows<T, 4>(panel, M);
-    if (vectors == 3) return run_rows<T, 3>(panel, M);
+    if (vectors == 4) return run_rows<T, 4, mirrored>(panel, M);
+    if (vectors == 3) return run_rows<T, 3, mirrored>(panel, M);
   }
-  if (vectors == 2) return run_rows<T, 2>(panel, M);
-  if (vectors == 1) run_rows<T, 1>(panel, M);
+  if (vectors == 2) return run_rows<T, 2, mirrored>(panel, M);
+  if (vectors == 1) run_rows<T, 1, mirrored>(panel, M);
 }
-template <class T>
+template <class T, bool mirrored = false>
 HEADWISE_INLINE void run_panel(const Walk<T>& a, const Walk<T>& b, Index M, Index vectors, Index K,
                                const TileStore<T>& to) {
-  run_panel<T>(Panel<T>(a, b, K, to), M, vectors);
+  run_panel<T, mirrored>(Panel<T>(a, b, K, to), M, vectors);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -69838,10 +70508,14 @@ constexpr Index rows_size(Index rows, Index N) {
   return rows * round_up(N, Tile<T>::width);
 }
 template <class T>
+inline constexpr Index rows_behind = Tile<T>::rows == 16 ? 15 : 0;
+
+template <class T>
 constexpr Index copied_size(Index rows, Index N) {
   const Index as_numbers = rows_size<T>(rows, N);
   if constexpr (Factor<T>::depth == 1) return as_numbers;
-  return std::max<Index>({as_numbers, rows_size<T>(steps<T>(rows), N), rows * steps<T>(N)});
+  return std::max<Index>(
+      {as_numbers, rows_size<T>(steps<T>(rows), N), (rows + rows_behind<T>)*steps<T>(N)});
 }
 
 template <class T>
@@ -69919,7 +70593,7 @@ void copy_left_row(const U* from, Index column, Index first, Index N, Element<T>
   }
 }
 
-template <class T, class U>
+template <class T, bool weights = false, class U>
 Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N, Element<T>* to) {
   using F = Factor<T>;
   constexpr Index width = Tile<T>::width, square = width * F::depth;
@@ -69932,10 +70606,15 @@ Matrix<const Element<T>> copy_left(const Matrix<const U>& a, Index rows, Index N
         transpose_square<T>(from, a.column, to + m * row + n, row);
       } else {
         Element<T>* const element = to + m * row + step_of_element<T>(n / F::depth);
-        store_transposed_elements<T>(
-            element, row, chunk_steps<T>, [&](auto r) HEADWISE_ALWAYS_INLINE {
-              return F::load_rows(from + r * F::depth * a.column, a.column);
-            });
+        store_transposed_elements<T>(element, row, chunk_steps<T>,
+                                     [&](auto r) HEADWISE_ALWAYS_INLINE {
+                                       const U* const at = from + r * F::depth * a.column;
+                                       if constexpr (weights) {
+                                         return F::load_weights(at, a.column);
+                                       } else {
+                                         return F::load_rows(at, a.column);
+                                       }
+                                     });
       }
     }
     for (Index r = m; r < m + width; ++r) {
@@ -70620,14 +71299,6 @@ struct Chains {
     return simd::HEADWISE_ISA::sum_lanes<T>(joined);
   }
 };
-
-template <class T>
-HEADWISE_INLINE bool any_lane(typename Simd<T>::IntVector x) {
-  typename Simd<T>::Int lanes[std::size_t{Simd<T>::width}], any = 0;
-  Simd<T>::store_ints(x, lanes);
-  for (const auto lane : lanes) any |= lane;
-  return any != 0;
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -71728,7 +72399,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = weight_of<T>((S::load(s + key * lanes) - m) * units);
+    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -72413,8 +73084,14 @@ PanelWeights<T> weigh_panel(const ForwardTask<T>& task, const TileBlock& block) 
   }
   if (head.dropout.active()) drop_panel<T>(head, block, buffers.s, buffers.factors);
   constexpr Index lanes = ForwardTile<T>::lanes;
-  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, block.begin / 8 * 8 * lanes);
-  return {left_of<T>({buffers.s, 1, lanes}, block.rows, block.end, buffers.p), count};
+  if (Factor<T>::chunk > 1) set_zero<T>(buffers.s, first_chained(block) * lanes);
+  const Matrix<const T> p{buffers.s, 1, lanes};
+  if constexpr (Factor<T>::depth > 1) {
+    if (!head.dropout.active()) {
+      return {copy_left<T, true>(p, block.rows, block.end, buffers.p), count};
+    }
+  }
+  return {left_of<T>(p, block.rows, block.end, buffers.p), count};
 }
 
 template <class T>
@@ -72583,11 +73260,58 @@ void row_deltas_of(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o,
     for (Index lane = 0; lane < count; ++lane) delta[r + lane] = left[lane];
   }
 }
+
+template <class T, class U>
+void row_deltas_in_pieces(const Matrix<const U>& all_d_o, const Matrix<const U>& all_o, Index dv,
+                          Index i0, Index rows, T* delta) {
+  using S = Simd<T>;
+  constexpr Index side = Tile<T>::rows, chunk = Factor<T>::chunk, inner = steps<T>(chunk);
+  const AmxScope<T> amx;
+  alignas(64) T flows[std::size_t{side * chunk}], results[std::size_t{side * chunk}];
+  alignas(64) T sums[std::size_t{side * side}];
+  alignas(64) Element<T> left[std::size_t{side * inner}],
+      right[std::size_t{Tile<T>::columns * inner}];
+  for (Index r = 0; r < rows; r += side) {
+    const Index count = std::min<Index>(side, rows - r);
+    const auto d_o = all_d_o.from(i0 + r, 0), o = all_o.from(i0 + r, 0);
+    set_zero<T>(sums, side * side);
+    for (Index n = 0; n < dv; n += chunk) {
+      const bool dense = d_o.column == 1 && o.column == 1 && n + chunk <= dv;
+      for (Index lane = 0; lane < side; ++lane) {
+        T *const flow = flows + lane * chunk, *const result = results + lane * chunk;
+        if (dense && lane < count) {
+          for (Index t = 0; t < chunk; t += S::width) {
+            const auto x = load_as<T>(&d_o(lane, n + t));
+            S::store(x, flow + t);
+            S::store(S::select(x == S::zero(), S::zero(), load_as<T>(&o(lane, n + t))), result + t);
+          }
+          continue;
+        }
+        for (Index t = 0; t < chunk; ++t) {
+          const bool there = lane < count && n + t < dv;
+          flow[t] = there ? element_as<T>(d_o(lane, n + t)) : T(0);
+          result[t] = flow[t] == T(0) ? T(0) : element_as<T>(o(lane, n + t));
+        }
+      }
+      const auto a = copy_left<T>(Matrix<const T>{flows, chunk, 1}, side, chunk, left);
+      pack<T>(Matrix<const T>{results, 1, chunk}, chunk, side, right);
+      const Panel<T> panel(walk_rows<T>(a), {right, 0, Tile<T>::columns}, inner, {sums, side});
+      add_amx_steps<T, 1, false>(panel, 0, 0, inner, {sums, side}, {sums, side});
+    }
+    for (Index lane = 0; lane < count; ++lane) delta[r + lane] = sums[lane * (side + 1)];
+  }
+}
+
 template <class T>
 void row_deltas(const FlashHead<T>& head, Index i0, Index rows, T* delta) {
   detail::with_stored_type<T>(head.stored_o.as, [&]<class U>(std::type_identity<U>) {
-    row_deltas_of<T>(rows_as<U>(head.d_o, head.stored_d_o.rows),
-                     rows_as<U>(head.o, head.stored_o.rows), head.forward.dv, i0, rows, delta);
+    const auto d_o = rows_as<U>(head.d_o, head.stored_d_o.rows);
+    const auto o = rows_as<U>(head.o, head.stored_o.rows);
+    if constexpr (Factor<T>::pieces > 1) {
+      row_deltas_in_pieces<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    } else {
+      row_deltas_of<T>(d_o, o, head.forward.dv, i0, rows, delta);
+    }
   });
 }
 
@@ -72640,7 +73364,8 @@ struct BackwardScratch {
 
   static constexpr Index left_size(Index d, Index width_v) {
     if (Factor<T>::depth == 1) return 0;
-    return std::max<Index>(queries * (steps<T>(d) + steps<T>(width_v)), keys * steps<T>(queries));
+    return std::max<Index>((queries + rows_behind<T>)*(steps<T>(d) + steps<T>(width_v)),
+                           (keys + rows_behind<T>)*steps<T>(queries));
   }
 
   Matrix<T> sums_of_k(Index d) const { return {dk, round_up(d, Tile<T>::width), 1}; }
@@ -72835,12 +73560,12 @@ void set_panel_zero(Index n, T* p) {
   }
 }
 
-template <class T>
+template <class T, bool mirrored>
 HEADWISE_INLINE void multiply_panel(const Matrix<const Element<T>>& rows, const Element<T>* columns,
                                     Index inner, Index n, KeyRange seen, T alpha, T* to) {
-  run_panel<T>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
-               seen.size() / Tile<T>::width, inner,
-               {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
+  run_panel<T, mirrored>(walk_rows<T>(rows), {columns + seen.begin, 0, Tile<T>::columns}, n,
+                         seen.size() / Tile<T>::width, inner,
+                         {to + seen.begin, BackwardTile<T>::row, Finish::assign, alpha});
 }
 
 struct RowsOfPanel {
@@ -72905,11 +73630,12 @@ std::int64_t backward_panel(const TileScores<T>& tile, Index r, Index n, Index c
       only_one_bias && all && panel.end <= block.end && mask.open_but_for_biases(r, n, panel);
   const bool folded = folds && (plain || bias_in_rows);
   if (!plain && ahead > 0) prefetch_biases<T>(forward, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
-                    folded ? T(1) : forward.scale, buffers.p + first);
+  constexpr bool as_forward = Factor<T>::pieces > 1;
+  multiply_panel<T, as_forward>(rows.q.from(r, 0), buffers.k_t + c * d, d, n, of_panel,
+                                folded ? T(1) : forward.scale, buffers.p + first);
   if (!plain && ahead > 0) prefetch_flows<T>(head, block.i0 + next, ahead, keys);
-  multiply_panel<T>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
-                    buffers.ds + first);
+  multiply_panel<T, false>(rows.d_o.from(r, 0), buffers.v_t + c * dv, dv, n, of_panel, T(1),
+                           buffers.ds + first);
   backward_rows<T>(tile, r, n, {panel, seen, all, bias_in_rows}, folded ? forward.scale : T(1),
                    factors);
   return n * seen.size() * terms_of<T>(d + dv);
@@ -73186,7 +73912,8 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// Numbers in two or three pieces, for a processor that has AMX; elsewhere those of multiply-adds.
+/// Numbers in two or three pieces. The processor must have AMX, which split_products() asks for;
+/// where there are no vector kernels, multiply-adds.
 template <std::same_as<float> T, int pieces>
 requires(pieces == 2 || pieces == 3) const Kernels<T>& split_kernels() {
 #if HEADWISE_CONFIG_VECTOR_KERNELS
@@ -73226,7 +73953,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Everything stays float32 outside the products. What takes them, and what is promised of bits, is
 /// as for bf16_products(): the same for any number of threads, any batch and any chunking, others
 /// than without. A factor that is infinite or above 3.39e38 makes NaN; one below 1e-30 may lose
-/// digits, and below 1.2e-38 is 0. The kernels are compiled where this is called, and nowhere else.
+/// digits, and below 1.2e-38 is 0; a product below 2e-31 may, too. The kernels are compiled where
+/// this is called, and nowhere else.
 ///
 /// Source  Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 ///         Higher-Precision Computations", 2019, arXiv 1904.06376. XLA calls the two
@@ -75353,6 +76081,8 @@ HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 2>();
 HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 3>();
 HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
 HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
+HEADWISE_INSTANCE const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
+HEADWISE_INSTANCE const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {

@@ -1,6 +1,6 @@
 // The kernels that a planted fault's test is linked with, for one type, HEADWISE_FAULT_SCALAR:
 // those of the instruction set that tests choose on this machine, HEADWISE_FAULT_ISA, and of the
-// others the weights of a softmax alone. (Everything for both types takes the compiler three times
+// others the functions of numbers alone. (Everything for both types takes the compiler three times
 // as long.) Whoever calls more of the others calls a null pointer.
 // HEADWISE_FAULT_BF16: those of products in bf16 instead, for every unit, and of its pieces.
 #include "headwise/kernels/bf16_kernels.hpp"
@@ -23,20 +23,8 @@ template <>
 const Kernels<T>& kernels_of<T>(InstructionSet set) {
   using enum InstructionSet;
   if (set == HEADWISE_FAULT_ISA) return HEADWISE_FAULT_ISA::table<T>;
-#if HEADWISE_CONFIG_VECTOR_KERNELS
-  static constexpr Kernels<T> of_avx512{.instruction_set = avx512,
-                                        .weights_of = &simd::avx512::weights_of<T>,
-                                        .logs_of = &simd::avx512::logs_of<T>};
-  static constexpr Kernels<T> of_avx2{.instruction_set = avx2,
-                                      .weights_of = &simd::avx2::weights_of<T>,
-                                      .logs_of = &simd::avx2::logs_of<T>};
-  if (set == avx512) return of_avx512;
-  if (set == avx2) return of_avx2;
-#endif
-  static constexpr Kernels<T> of_generic{.instruction_set = generic,
-                                         .weights_of = &simd::generic::weights_of<T>,
-                                         .logs_of = &simd::generic::logs_of<T>};
-  return of_generic;
+  static constexpr Kernels<T> none{};
+  return none;
 }
 
 template <>
@@ -46,6 +34,8 @@ const ModelKernels<T>& model_kernels_of<T>(InstructionSet set) {
   static constexpr ModelKernels<T> none{};
   return none;
 }
+
+template const VectorFunctions<T>& vector_functions_of<T>(InstructionSet);
 
 #endif
 

@@ -90,7 +90,8 @@ void weights() {
   for (const auto set : {InstructionSet::generic, InstructionSet::avx2, InstructionSet::avx512}) {
     if (!is_supported(set)) continue;
     std::vector<double> y(x.size(), 777.0);
-    kernels::kernels_of<double>(set).weights_of(x.data(), static_cast<Index>(x.size()), y.data());
+    kernels::vector_functions_of<double>(set).weights_of(x.data(), static_cast<Index>(x.size()),
+                                                         y.data());
     for (std::size_t n = 0; n < x.size(); ++n) {
       const Real expected = std::exp2(static_cast<Real>(x[n])), got = static_cast<Real>(y[n]);
       const Real allowed = std::max(4 * expected * static_cast<Real>(Limits::epsilon()),

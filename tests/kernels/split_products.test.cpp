@@ -52,7 +52,52 @@ void check_sizes(const std::vector<Index>& Ms, const std::vector<Index>& Ns,
   }
 }
 
+/// Root mean squares of the errors of before + a^T b, of K terms around `mean`.
+std::vector<double> errors_of(const std::vector<const kernels::Kernels<float>*>& runs, Index K,
+                              float mean, float before) {
+  constexpr Index M = 18, N = 20;
+  Placed<float> a(K, M, Order::row_major, 1), b(K, N, Order::row_major, 2);
+  Placed<float> c(M, N, Order::row_major, 3);
+  for (Placed<float>* x : {&a, &b}) {
+    for (float& number : x->storage) number += mean;
+  }
+  for (float& number : c.storage) number = before * (1 + number / 8);
+  std::vector<double> errors;
+  for (const auto* run : runs) {
+    Placed<float> got = c;
+    gemm_by<float>(*run, a.read().transposed(), b.read(), got.matrix(), {M, N, K},
+                   {.accumulate = true});
+    double squares = 0;
+    for (Index i = 0; i < M; ++i) {
+      for (Index j = 0; j < N; ++j) {
+        long double sum = c(i, j);
+        for (Index k = 0; k < K; ++k) sum += static_cast<long double>(a(k, i)) * b(k, j);
+        squares += std::pow(static_cast<double>(got(i, j) - sum), 2);
+      }
+    }
+    errors.push_back(std::sqrt(squares / (M * N)));
+  }
+  return errors;
+}
+
 }  // namespace
+
+TEST_CASE("three pieces are as exact as floats however many terms a sum has", "[kernels]") {
+  if (!is_supported(Bf16Unit::amx)) return;
+  const auto* floats = &kernels::kernels_here<float>();
+  const auto* pieces = &kernels::split_kernels<float, 3>();
+  for (float mean : {0.0f, 1.0f}) {
+    for (Index K : {30, 192, 384, 2048, 8192}) {
+      CAPTURE(mean, K);
+      const auto alone = errors_of({floats, pieces}, K, mean, 0);
+      CHECK(alone[1] <= 1.1 * alone[0]);
+      // To what is larger than the sum 192 terms are added at once, not 384: twice as many times.
+      const float before = 30 * (mean == 0 ? std::sqrt(float(K)) : float(K));
+      const auto added = errors_of({floats, pieces}, K, mean, before);
+      CHECK(added[1] <= 1.6 * added[0]);
+    }
+  }
+}
 
 TEST_CASE("a product in pieces equals sums in long double, for every size", "[kernels]") {
   check_sizes({0, 1, 15, 16, 17}, {0, 1, 15, 16, 17}, {0, 1, 2, 3, 31, 32, 33});

@@ -88,8 +88,8 @@ TEST_CASE("the module by three pieces is as near to double as by floats, by two 
 TEST_CASE("where there is no AMX, or none is asked for, products in pieces are those of float",
           "[nn]") {
   const bool splits = bf16_unit() == Bf16Unit::amx;
-  CHECK(split_products().exact() == !splits);
-  CHECK(split_products<2>().exact() == !splits);
+  CHECK(split_products().of_float() == !splits);
+  CHECK(split_products<2>().of_float() == !splits);
 }
 
 }  // namespace nn_split_products

@@ -1,16 +1,19 @@
 // Both attentions by products of bf16, against the oracle.
 //
-// The inputs are numbers of bf16 already, so that q k^T, d_o v^T and with them scores, logsumexp
-// and weights are those of float. What is rounded is p and ds, each by at most 2^-8 of itself:
+// The inputs are numbers of bf16 already, so that q k^T, d_o v^T and with them scores and weights
+// are those of float. What is rounded is p and ds, each by at most 2^-8 of itself, and in tiles so
+// is the sum that p is divided by, which is that of rounded ones:
 //
-//   o = p v, dv = p^T d_o     2^-8 of the sum of |p v|, of |p d_o|
+//   lse                       2^-8 in tiles, for it is the logarithm of that sum
+//   o = p v, dv = p^T d_o     2^-8 of the sum of |p v|, of |p d_o|, and as much for p's sum
 //   delta = d_o o             in tiles of that o: 2^-8 of its terms |d_o p v|
 //   ds = p (dp - delta)       so 2^-8 of p times the terms of dp and delta, rounded as much again
 //   dq = ds k, dk = ds^T q    2 times 2^-8 of the sum of the absolute values of all of these
 //
-// So c 2^-8 of an element's own sum of absolute values bounds its error, c = 1 for o and dv, 2 for
-// dq and dk; 2^-6 of that for products of errors, and beside it what float loses. (The largest
-// found: 0.90, 0.98, 0.77 and 0.73. Where few numbers are summed, cutting them off comes to 2.)
+// So 2 2^-8 of an element's own sum of absolute values bounds its error, 2^-6 of that for products
+// of errors, and beside it what float loses. (Of dq and dk all of it at once would be 3. The
+// largest found: o 1.20, dv 1.05, dq 0.77, dk 0.73. Where few numbers are summed, cutting them off
+// comes to 2.)
 #include <cmath>
 #include <limits>
 
@@ -67,12 +70,13 @@ void check_all(const Case<float>& x) {
       const Outputs<float> got = run(path, x, {.products = bf16_products(unit)});
       CAPTURE(name_of(unit), tiled);
       if (tiled) {
-        CHECK(relative_error(In<float, 4>(slice(got.lse, 3, 0, 1)), y.lse) <= loss);
+        const Real rounded = 0x1p-8L * more / y.lse.size();
+        CHECK(relative_error(In<float, 4>(slice(got.lse, 3, 0, 1)), y.lse) <= loss + rounded);
       } else {
         CHECK(relative_error(In<float, 4>(got.weights), y.weights) <= loss);
       }
-      CHECK(error_in_bf16(got.o, y.o, loss) <= more);
-      CHECK(error_in_bf16(got.dv, y.dv, loss) <= more);
+      CHECK(error_in_bf16(got.o, y.o, loss) <= 2 * more);
+      CHECK(error_in_bf16(got.dv, y.dv, loss) <= 2 * more);
       CHECK(error_in_bf16(got.dq, y.dq, loss) <= 2 * more);
       CHECK(error_in_bf16(got.dk, y.dk, loss) <= 2 * more);
     }
@@ -141,6 +145,29 @@ TEST_CASE("a query that sees no key has 0 and logsumexp -infinity by bf16 and it
     }
   }
   CHECK(dead > 100);
+}
+
+TEST_CASE("by bf16 tiles lose few digits of dq more than kept weights do, where values have a mean",
+          "[ops]") {
+  Case<float> x(Sizes{1, 2, 1, 96, 160, 32, 32}, 4740);
+  for (Tensor4<float>* t : {&x.k, &x.v}) {
+    for (float& value : *t) value += 10;
+  }
+  const OracleResult y = oracle_attention(x.problem());
+  const auto error_of = [&](const Outputs<float>& got) {
+    Real squares = 0;
+    for (Index n = 0; n < got.dq.size(); ++n) {
+      squares += (Real{got.dq.data()[n]} - y.dq[n]) * (Real{got.dq.data()[n]} - y.dq[n]);
+    }
+    return std::sqrt(squares);
+  };
+  for (const Bf16Unit unit : supported_bf16_units()) {
+    const Context context{.products = bf16_products(unit)};
+    CAPTURE(name_of(unit));
+    // A result of weights whose sum is another than what they are divided by: 4 to 8 times.
+    CHECK(error_of(run(Path::flash, x, context)) <=
+          1.5L * error_of(run(Path::materialized, x, context)));
+  }
 }
 
 TEST_CASE("each direction of both attentions rounds where its own call asks for it", "[ops]") {

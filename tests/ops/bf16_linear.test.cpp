@@ -149,8 +149,8 @@ TEST_CASE("a row of x whose dy is 0 has no part in dw by bf16, whatever it holds
 }
 
 TEST_CASE("products of nothing but float are rounded, and without asking none", "[ops]") {
-  CHECK(Products().exact());
-  CHECK(Context().products.exact());
+  CHECK(Products().of_float());
+  CHECK(Context().products.of_float());
   const auto x = random_tensor<double>(Shape{9, 70}, 1),
              w = random_tensor<double>(Shape{70, 11}, 2),
              dy = random_tensor<double>(Shape{9, 11}, 3);
@@ -159,7 +159,7 @@ TEST_CASE("products of nothing but float are rounded, and without asking none", 
   linear_backward<double>(dy, x, w, dx, dw, {});
   for (const Bf16Unit unit : supported_bf16_units()) {
     const Products products = bf16_products(unit);
-    CHECK_FALSE(products.exact());
+    CHECK_FALSE(products.of_float());
     CHECK(products.kernels() == bf16_products(unit).kernels());
     Tensor2<double> same(y.shape()), same_dx(x.shape()), same_dw(w.shape());
     linear_forward<double>(x, w, {}, same, {.products = products});

@@ -1,6 +1,8 @@
 // Both attentions by products of numbers in pieces of bf16, against the oracle: three pieces within
 // what floats are allowed, two within as much of 2^-18, which is what their products lose at random
 // (2^-15 at most), nearly.
+#include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "headwise/ops/split_products.hpp"
@@ -65,6 +67,27 @@ TEST_CASE("both attentions in pieces equal the oracle for wide heads", "[ops]") 
   x.causal();
   CAPTURE(x.sizes.format());
   check_all(x);
+}
+
+TEST_CASE("in pieces nothing flows into scores where one key has all the weight", "[ops]") {
+  for (const auto& [name, products] : supported_split_products()) {
+    // Two pieces of a value's two pieces may be others where the second lies halfway.
+    const float most = name == "two pieces" ? 0.01f : 0.0f;
+    for (const Sizes& sizes : {Sizes{1, 2, 2, 53, 71, 64, 64}, Sizes{2, 2, 1, 150, 67, 9, 40},
+                               Sizes{1, 1, 1, 17, 300, 16, 131}}) {
+      Case<float> x(sizes, 6700);
+      for (float& number : x.q) number *= 1e9f;
+      for (Path path : {Path::materialized, Path::flash}) {
+        const auto y = run(path, x, {.products = products});
+        const bool tiled = path == Path::flash;
+        CAPTURE(name, sizes.format(), tiled);
+        CHECK(
+            std::all_of(y.dq.begin(), y.dq.end(), [&](float dq) { return std::abs(dq) <= most; }));
+        const auto few = [&](float dk) { return std::abs(dk) <= 1e9f * most; };
+        CHECK(std::all_of(y.dk.begin(), y.dk.end(), few));
+      }
+    }
+  }
 }
 
 }  // namespace ops_split_attention

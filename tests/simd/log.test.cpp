@@ -24,7 +24,7 @@ namespace {
 template <class T>
 std::vector<T> logs_of(InstructionSet set, const std::vector<T>& x) {
   std::vector<T> y(x.size());
-  kernels::kernels_of<T>(set).logs_of(x.data(), static_cast<Index>(x.size()), y.data());
+  kernels::vector_functions_of<T>(set).logs_of(x.data(), static_cast<Index>(x.size()), y.data());
   return y;
 }
 

@@ -12,5 +12,7 @@ template const Kernels<float>& split_kernels<float, 2>();
 template const Kernels<float>& split_kernels<float, 3>();
 template const Kernels<double>& kernels_of<double>(InstructionSet);
 template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
+template const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
+template const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

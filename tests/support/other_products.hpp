@@ -18,7 +18,7 @@ struct NamedProducts {
 
 /// In pieces of bf16, where this processor has what multiplies them.
 inline std::vector<NamedProducts> supported_split_products() {
-  if (split_products().exact()) return {};
+  if (split_products().of_float()) return {};
   return {{"two pieces", split_products<2>()}, {"three pieces", split_products<3>()}};
 }
 

@@ -98,13 +98,15 @@ struct Kernels {
                                   Scratch<T> memory);
   void (*flash_backward_end)(const AttentionHead<T>& head, Index j0, Index n, const Matrix<T>& dk,
                              const Matrix<T>& dv, T* to_scale, Scratch<T> memory);
-  // simd/tanh.inc
-  void (*tanhs_of)(const T* x, Index n, T* y);
 
   // decode.inc
   DecodeKernels<T> decode;
+};
 
-  // simd/exp.inc and simd/log.inc
+/// Functions of numbers as kernels compute them (simd/vector_functions.inc): for tests, a table
+/// that no other program compiles.
+template <Scalar T>
+struct VectorFunctions {
   void (*weights_of)(const T* x, Index n, T* y);
   void (*logs_of)(const T* x, Index n, T* y);
 };
@@ -167,11 +169,25 @@ const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
   return generic::model_table<T>;
 }
 
+/// Functions of numbers, likewise.
+template <Scalar T>
+const VectorFunctions<T>& vector_functions_of([[maybe_unused]] InstructionSet set) {
+#if HEADWISE_CONFIG_VECTOR_KERNELS
+  if constexpr (simd::vectorised<T>) {
+    if (set == InstructionSet::avx512) return avx512::vector_functions<T>;
+    if (set == InstructionSet::avx2) return avx2::vector_functions<T>;
+  }
+#endif
+  return generic::vector_functions<T>;
+}
+
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
 extern template const Kernels<float>& kernels_of<float>(InstructionSet);
 extern template const Kernels<double>& kernels_of<double>(InstructionSet);
 extern template const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
 extern template const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
+extern template const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
+extern template const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
 #endif
 
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.

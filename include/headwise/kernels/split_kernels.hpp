@@ -28,7 +28,8 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// Numbers in two or three pieces, for a processor that has AMX; elsewhere those of multiply-adds.
+/// Numbers in two or three pieces. The processor must have AMX, which split_products() asks for;
+/// where there are no vector kernels, multiply-adds.
 template <std::same_as<float> T, int pieces>
 requires(pieces == 2 || pieces == 3) const Kernels<T>& split_kernels() {
 #if HEADWISE_CONFIG_VECTOR_KERNELS

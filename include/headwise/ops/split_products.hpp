@@ -20,7 +20,8 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 /// Everything stays float32 outside the products. What takes them, and what is promised of bits, is
 /// as for bf16_products(): the same for any number of threads, any batch and any chunking, others
 /// than without. A factor that is infinite or above 3.39e38 makes NaN; one below 1e-30 may lose
-/// digits, and below 1.2e-38 is 0. The kernels are compiled where this is called, and nowhere else.
+/// digits, and below 1.2e-38 is 0; a product below 2e-31 may, too. The kernels are compiled where
+/// this is called, and nowhere else.
 ///
 /// Source  Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
 ///         Higher-Precision Computations", 2019, arXiv 1904.06376. XLA calls the two

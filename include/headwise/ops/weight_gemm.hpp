@@ -41,7 +41,7 @@ class WeightGemm<float, W> {
   WeightGemm(const kernels::Matrix<const W>& w, const kernels::Extents& size,
              const Context& context)
       : w_(w),
-        few_(context.products.exact() && size.M <= kernels::Thin::rows &&
+        few_(context.products.of_float() && size.M <= kernels::Thin::rows &&
              (w.row == 1 || w.column == 1)),
         run_(kernels::kernels_for<float>(context)),
         stored_(kernels::model_kernels_here<float>()),
