@@ -842,7 +842,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const std::int64_t pairs = visible_pairs(s);
   FlopCount count;
-  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 8 : 6) * D + 5);
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 10 : 8) * D + 7);
   count.q_projection = 2 * N * D * s.q_width();
   count.k_projection = 2 * M * s.k_in() * s.k_width();
   count.v_projection = 2 * M * s.v_in() * s.v_width();
@@ -4158,19 +4158,22 @@ struct RowMoments {
   T rstd;  // 1 / sqrt(variance + epsilon)
 };
 
-/// Steps 1a and 1b. Two passes, so that the variance of a row far from 0 keeps its digits.
+/// Steps 1a and 1b. What rounding took from the mean is found in a second pass, so that a constant
+/// row has no variance, and the variance in a third, so that a row far from 0 keeps its digits.
 template <class T>
 RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   using std::sqrt;
-  T sum = T(0);
+  const T count = T(static_cast<double>(D));
+  T sum = T(0), rest = T(0), squares = T(0);
   for (Index n = 0; n < D; ++n) sum = sum + x[n];
-  const T mean = sum / T(static_cast<double>(D));
-  T squares = T(0);
+  const T nearly = sum / count;
+  for (Index n = 0; n < D; ++n) rest = rest + (x[n] - nearly);
+  const T mean = nearly + rest / count;
   for (Index n = 0; n < D; ++n) {
     const T centred = x[n] - mean;
     squares = squares + centred * centred;
   }
-  return {mean, T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon))};
+  return {mean, T(1) / T(sqrt(squares / count + epsilon))};
 }
 
 /// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
@@ -11922,22 +11925,28 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The mean of (x - mean)^2.
-template <class T>
-T mean_square(Row<const T> x, Index D, T mean) {
+/// The mean of what add(sum, x - about) adds to a vector of sums for a vector of the row.
+template <class T, class Add>
+HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> squares;
-  const auto means = S::broadcast(mean);
+  Chains<T> chains;
+  const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, mean, copy);
-    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      const auto centred = S::load(in + at) - means;
-      squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
-    });
+    const T* in = row.read(x, n, about, copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
   });
-  return squares.total() / T(D);
+  return chains.total() / T(D);
+}
+
+/// The mean of (x - mean)^2.
+template <class T>
+T mean_square(Row<const T> x, Index D, T mean) {
+  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    sum = Simd<T>::fma(centred, centred, sum);
+  });
 }
 
 /// 1 / sqrt(x), 0 for infinity. (Which is asked for: within HEADWISE_STRICT_MATH, too, clang's
@@ -11950,16 +11959,9 @@ T inverse_root(T x) {
 /// Steps 1a and 1b.
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  using S = Simd<T>;
-  const RowPieces<T> row{D};
-  Piece<T> copy;
-  Chains<T> sum;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
+  const T nearly = mean_of<T>(x, D, T(0), add);
+  const T mean = nearly + mean_of<T>(x, D, nearly, add);
   return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
@@ -19214,21 +19216,26 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-T mean_square(Row<const T> x, Index D, T mean) {
+template <class T, class Add>
+HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> squares;
-  const auto means = S::broadcast(mean);
+  Chains<T> chains;
+  const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, mean, copy);
-    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      const auto centred = S::load(in + at) - means;
-      squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
-    });
+    const T* in = row.read(x, n, about, copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
   });
-  return squares.total() / T(D);
+  return chains.total() / T(D);
+}
+
+template <class T>
+T mean_square(Row<const T> x, Index D, T mean) {
+  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    sum = Simd<T>::fma(centred, centred, sum);
+  });
 }
 
 template <class T>
@@ -19238,16 +19245,9 @@ T inverse_root(T x) {
 
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  using S = Simd<T>;
-  const RowPieces<T> row{D};
-  Piece<T> copy;
-  Chains<T> sum;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
+  const T nearly = mean_of<T>(x, D, T(0), add);
+  const T mean = nearly + mean_of<T>(x, D, nearly, add);
   return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
@@ -26304,21 +26304,26 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-template <class T>
-T mean_square(Row<const T> x, Index D, T mean) {
+template <class T, class Add>
+HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> squares;
-  const auto means = S::broadcast(mean);
+  Chains<T> chains;
+  const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, mean, copy);
-    each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      const auto centred = S::load(in + at) - means;
-      squares.sums[v] = S::fma(centred, centred, squares.sums[v]);
-    });
+    const T* in = row.read(x, n, about, copy);
+    each_vector<T>([&](auto v, Index at)
+                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
   });
-  return squares.total() / T(D);
+  return chains.total() / T(D);
+}
+
+template <class T>
+T mean_square(Row<const T> x, Index D, T mean) {
+  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    sum = Simd<T>::fma(centred, centred, sum);
+  });
 }
 
 template <class T>
@@ -26328,16 +26333,9 @@ T inverse_root(T x) {
 
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  using S = Simd<T>;
-  const RowPieces<T> row{D};
-  Piece<T> copy;
-  Chains<T> sum;
-  each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
-    const T* in = row.read(x, n, T(0), copy);
-    each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { sum.sums[v] = sum.sums[v] + S::load(in + at); });
-  });
-  const T mean = sum.total() / T(D);
+  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
+  const T nearly = mean_of<T>(x, D, T(0), add);
+  const T mean = nearly + mean_of<T>(x, D, nearly, add);
   return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
 }
 
@@ -33557,7 +33555,7 @@ HEADWISE_STRICT_MATH_BEGIN
 ///
 /// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
 /// 1e19 overflows, and gives 0, or NaN where its sum overflows, too.
-/// Work    6 D + 5 FLOPs a row, and D for each of gamma and beta.
+/// Work    8 D + 7 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
 template <Scalar T>
@@ -33592,8 +33590,8 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   detail::for_rows(context, N, D,
                    [&](Index begin, Index end) { run.layer_norm_rows(rows, begin, end); });
   const std::int64_t a_column =
-      6 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
-  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 5);
+      8 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 7);
   context.count_flops(flops, flops);
 }
 
@@ -35469,6 +35467,9 @@ class RotaryTable {
                        std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
+    for (Tensor<T, 2>* table : {&cosines_, &sines_}) {
+      *table = Tensor<T, 2>(Shape{Index{0}, width_ / 2}, memory);
+    }
     if (options.frequencies.absent()) return;
     given_ = true;
     frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);

@@ -68,6 +68,24 @@ void check_moments(Index D, T offset) {
 
 }  // namespace
 
+TEST_CASE("a constant row has no variance, however far from 0 it lies", "[kernels]") {
+  const auto check = [](auto constant) {
+    using T = decltype(constant);
+    for (Index D : {1, 3, 17, 100, 768, 1000}) {
+      const std::vector<T> x(static_cast<std::size_t>(D), constant);
+      const auto got = kernels::row_moments<T>({x.data(), 1}, D, T(0.0625));
+      CAPTURE(sizeof(T), D, constant);
+      CHECK(got.mean == constant);
+      CHECK(got.rstd == T(4));
+    }
+  };
+  for (double constant : {0.0, 0.1, -1000.1, 12345.678, 1e6 + 0.7, -1e10, 1e18}) {
+    check(static_cast<float>(constant));
+    check(constant);
+    check(static_cast<long double>(constant));
+  }
+}
+
 TEST_CASE("row_moments are the mean and 1 / sqrt(variance + epsilon) of the row", "[kernels]") {
   for (Index D : {1, 2, 3, 5, 17, 64, 257}) {
     check_moments<float>(D, 0);

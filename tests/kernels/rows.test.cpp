@@ -172,6 +172,27 @@ TEST_CASE("layer_norm by vectors equals the readable rows, dense or strided to t
   });
 }
 
+TEST_CASE("layer_norm by vectors makes 0 of a constant row, however far from 0 it lies",
+          "[kernels]") {
+  for_all_kernels([](const auto& run, auto type) {
+    using T = decltype(type);
+    for (const Index D : {Index{1}, Index{3}, Index{17}, Index{100}, Index{768}, Index{1000}}) {
+      for (const T constant : {T(0.1), T(-1000.1), T(12345.678), T(1e6 + 0.7), T(-1e10), T(1e18)}) {
+        Rows<T> x(1, D, 1, 1), y(1, D, 1, 2), moments(2, 1, 1, 3);
+        for (Index n = 0; n < D; ++n) x(0, n) = constant;
+        run.layer_norm_rows(
+            {x.matrix(), D, {}, {}, T(0.0625), y.matrix(), moments.row(0), moments.row(1)}, 0, 1);
+        bool zero = true;
+        for (Index n = 0; n < D; ++n) zero = zero && y(0, n) == T(0);
+        CAPTURE(sizeof(T), D, constant);
+        CHECK(zero);
+        CHECK(moments(0, 0) == constant);
+        CHECK(moments(1, 0) == T(4));  // 1 / sqrt(epsilon)
+      }
+    }
+  });
+}
+
 TEST_CASE("what layer_norm by vectors does not see reaches no gradient, NaN and infinities too",
           "[kernels]") {
   for_all_kernels([](const auto& run, auto type) {

@@ -233,6 +233,7 @@ TEST_CASE("position 0 is the identity, and rotary positions of nothing are nothi
     CHECK_NOTHROW(rotated(Tensor4<float>(shape), {}));
     Tensor4<float> y(shape);
     RotaryTable<float> table(shape[3]);
+    CHECK_NOTHROW(rotary_forward(y, table.angles(shape[2]), {}, y));  // of none, too
     CHECK_NOTHROW(rotary_forward(y, table.angles(4), {}, y));
   }
 }

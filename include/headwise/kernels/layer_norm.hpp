@@ -17,19 +17,22 @@ struct RowMoments {
   T rstd;  // 1 / sqrt(variance + epsilon)
 };
 
-/// Steps 1a and 1b. Two passes, so that the variance of a row far from 0 keeps its digits.
+/// Steps 1a and 1b. What rounding took from the mean is found in a second pass, so that a constant
+/// row has no variance, and the variance in a third, so that a row far from 0 keeps its digits.
 template <class T>
 RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   using std::sqrt;
-  T sum = T(0);
+  const T count = T(static_cast<double>(D));
+  T sum = T(0), rest = T(0), squares = T(0);
   for (Index n = 0; n < D; ++n) sum = sum + x[n];
-  const T mean = sum / T(static_cast<double>(D));
-  T squares = T(0);
+  const T nearly = sum / count;
+  for (Index n = 0; n < D; ++n) rest = rest + (x[n] - nearly);
+  const T mean = nearly + rest / count;
   for (Index n = 0; n < D; ++n) {
     const T centred = x[n] - mean;
     squares = squares + centred * centred;
   }
-  return {mean, T(1) / T(sqrt(squares / T(static_cast<double>(D)) + epsilon))};
+  return {mean, T(1) / T(sqrt(squares / count + epsilon))};
 }
 
 /// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.

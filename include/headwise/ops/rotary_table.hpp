@@ -169,6 +169,9 @@ class RotaryTable {
                        std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : options_(options), width_(options.width_of(d)), memory_(memory) {
     detail::require_rotary("RotaryTable", options, d);
+    for (Tensor<T, 2>* table : {&cosines_, &sines_}) {
+      *table = Tensor<T, 2>(Shape{Index{0}, width_ / 2}, memory);
+    }
     if (options.frequencies.absent()) return;
     given_ = true;
     frequencies_ = Tensor<double, 1>(options.frequencies.view().shape(), memory);
