@@ -842,7 +842,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const std::int64_t pairs = visible_pairs(s);
   FlopCount count;
-  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 10 : 8) * D + 7);
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 9 : 7) * D + 16);
   count.q_projection = 2 * N * D * s.q_width();
   count.k_projection = 2 * M * s.k_in() * s.k_width();
   count.v_projection = 2 * M * s.v_in() * s.v_width();
@@ -4158,8 +4158,27 @@ struct RowMoments {
   T rstd;  // 1 / sqrt(variance + epsilon)
 };
 
-/// Steps 1a and 1b. What rounding took from the mean is found in a second pass, so that a constant
-/// row has no variance, and the variance in a third, so that a row far from 0 keeps its digits.
+/// A row's mean as it was rounded, and about that number the mean and the mean square of the row.
+template <class T>
+struct NearMoments {
+  T mean, rest, square;
+
+  /// With what rounding left of it, so that a constant row has no variance.
+  HEADWISE_INLINE T corrected_mean() const { return mean + rest; }
+  /// Whether the variance about another mean needs another look at the row: where both are far
+  /// apart, in a row that is nearly constant and far from 0, it would lose digits.
+  HEADWISE_INLINE bool misses(const T& other) const {
+    return (other - mean) * (other - mean) * T(1024) > square;
+  }
+  /// mean((d - m)^2) = mean(d^2) - m (2 mean(d) - m).
+  HEADWISE_INLINE T variance(const T& other) const {
+    const T moved = other - mean;
+    return square - moved * (T(2) * rest - moved);
+  }
+};
+
+/// Steps 1a and 1b. The variance is taken about the mean, so that a row far from 0 keeps its
+/// digits.
 template <class T>
 RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   using std::sqrt;
@@ -4167,13 +4186,20 @@ RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   T sum = T(0), rest = T(0), squares = T(0);
   for (Index n = 0; n < D; ++n) sum = sum + x[n];
   const T nearly = sum / count;
-  for (Index n = 0; n < D; ++n) rest = rest + (x[n] - nearly);
-  const T mean = nearly + rest / count;
   for (Index n = 0; n < D; ++n) {
-    const T centred = x[n] - mean;
+    const T centred = x[n] - nearly;
+    rest = rest + centred;
     squares = squares + centred * centred;
   }
-  return {mean, T(1) / T(sqrt(squares / count + epsilon))};
+  const NearMoments<T> first{nearly, rest / count, squares / count};
+  const T mean = first.corrected_mean();
+  T variance = first.variance(mean);
+  if (first.misses(mean)) {
+    squares = T(0);
+    for (Index n = 0; n < D; ++n) squares = squares + (x[n] - mean) * (x[n] - mean);
+    variance = squares / count;
+  }
+  return {mean, T(1) / T(sqrt(variance + epsilon))};
 }
 
 /// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
@@ -6124,16 +6150,39 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-/// The sum of all lanes, pairwise.
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+/// What join(x, x turned by half its lanes) makes of x, again and again, until lane 0 has met all.
+/// (Vector by vector: lane after lane was a third of a softmax of 65.)
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+/// The sum of all lanes, pairwise.
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+/// The greatest lane.
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -8860,7 +8909,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -8871,10 +8919,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 /// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x. A sink,
@@ -11925,28 +11971,29 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The mean of what add(sum, x - about) adds to a vector of sums for a vector of the row.
+/// add(v, x - about) for the vectors of a row, v counting those of a piece; `about` stands behind
+/// the end.
 template <class T, class Add>
-HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
+HEADWISE_INLINE void each_centred(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> chains;
   const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, about, copy);
     each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
+                       HEADWISE_ALWAYS_INLINE { add(v, S::load(in + at) - from); });
   });
-  return chains.total() / T(D);
 }
 
 /// The mean of (x - mean)^2.
 template <class T>
 T mean_square(Row<const T> x, Index D, T mean) {
-  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
-    sum = Simd<T>::fma(centred, centred, sum);
+  Chains<T> squares;
+  each_centred(x, D, mean, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
   });
+  return squares.total() / T(D);
 }
 
 /// 1 / sqrt(x), 0 for infinity. (Which is asked for: within HEADWISE_STRICT_MATH, too, clang's
@@ -11959,10 +12006,19 @@ T inverse_root(T x) {
 /// Steps 1a and 1b.
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
-  const T nearly = mean_of<T>(x, D, T(0), add);
-  const T mean = nearly + mean_of<T>(x, D, nearly, add);
-  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
+  Chains<T> sum, rest, squares;
+  each_centred(x, D, T(0), [&](auto v, const auto& number) HEADWISE_ALWAYS_INLINE {
+    sum.sums[v] = sum.sums[v] + number;
+  });
+  const T nearly = sum.total() / T(D);
+  each_centred(x, D, nearly, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    rest.sums[v] = rest.sums[v] + centred;
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
+  });
+  const NearMoments<T> first{nearly, rest.total() / T(D), squares.total() / T(D)};
+  const T mean = first.corrected_mean();
+  const T variance = first.misses(mean) ? mean_square<T>(x, D, mean) : first.variance(mean);
+  return {mean, inverse_root(variance + epsilon)};
 }
 
 /// Steps 1c and 1d.
@@ -12365,27 +12421,6 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
   });
 }
 
-/// The greatest lane. (Vector by vector: lane after lane was a third of a row of 65.)
-template <class T>
-HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
-  using S = Simd<T>;
-  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
-    if constexpr (half != 0) {
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
-      }
-      (std::make_integer_sequence<int, S::width>());
-    }
-  };
-  with(std::integral_constant<int, S::width / 2>{});
-  with(std::integral_constant<int, S::width / 4>{});
-  with(std::integral_constant<int, S::width / 8>{});
-  with(std::integral_constant<int, S::width / 16>{});
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  return lanes[0];
-}
-
 /// The greatest element; NaN is passed over.
 template <class T>
 T greatest_logit(Row<const T> x, Index V) {
@@ -12409,7 +12444,8 @@ T greatest_logit(Row<const T> x, Index V) {
       most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
     });
   });
-  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 /// Forward of one row.
@@ -13585,10 +13621,7 @@ T greatest_score(const T* s, KeyRange range, T before) {
     greatest = S::greater(
         greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
   }
-  T lanes[std::size_t{S::width}];
-  S::store(greatest, lanes);
-  for (const T& lane : lanes) before = before < lane ? lane : before;
-  return before;
+  return simd::HEADWISE_ISA::greatest_lane<T>(greatest);
 }
 
 /// The scores of a block become weights e^(s - m), 0 outside the range, where they may be anything
@@ -14177,15 +14210,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -16521,7 +16574,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -16532,10 +16584,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -19217,25 +19267,25 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class Add>
-HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
+HEADWISE_INLINE void each_centred(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> chains;
   const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, about, copy);
     each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
+                       HEADWISE_ALWAYS_INLINE { add(v, S::load(in + at) - from); });
   });
-  return chains.total() / T(D);
 }
 
 template <class T>
 T mean_square(Row<const T> x, Index D, T mean) {
-  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
-    sum = Simd<T>::fma(centred, centred, sum);
+  Chains<T> squares;
+  each_centred(x, D, mean, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
   });
+  return squares.total() / T(D);
 }
 
 template <class T>
@@ -19245,10 +19295,19 @@ T inverse_root(T x) {
 
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
-  const T nearly = mean_of<T>(x, D, T(0), add);
-  const T mean = nearly + mean_of<T>(x, D, nearly, add);
-  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
+  Chains<T> sum, rest, squares;
+  each_centred(x, D, T(0), [&](auto v, const auto& number) HEADWISE_ALWAYS_INLINE {
+    sum.sums[v] = sum.sums[v] + number;
+  });
+  const T nearly = sum.total() / T(D);
+  each_centred(x, D, nearly, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    rest.sums[v] = rest.sums[v] + centred;
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
+  });
+  const NearMoments<T> first{nearly, rest.total() / T(D), squares.total() / T(D)};
+  const T mean = first.corrected_mean();
+  const T variance = first.misses(mean) ? mean_square<T>(x, D, mean) : first.variance(mean);
+  return {mean, inverse_root(variance + epsilon)};
 }
 
 template <class T>
@@ -19610,26 +19669,6 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
 }
 
 template <class T>
-HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
-  using S = Simd<T>;
-  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
-    if constexpr (half != 0) {
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
-      }
-      (std::make_integer_sequence<int, S::width>());
-    }
-  };
-  with(std::integral_constant<int, S::width / 2>{});
-  with(std::integral_constant<int, S::width / 4>{});
-  with(std::integral_constant<int, S::width / 8>{});
-  with(std::integral_constant<int, S::width / 16>{});
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  return lanes[0];
-}
-
-template <class T>
 T greatest_logit(Row<const T> x, Index V) {
   using S = Simd<T>;
   constexpr T least = std::numeric_limits<T>::lowest();
@@ -19651,7 +19690,8 @@ T greatest_logit(Row<const T> x, Index V) {
       most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
     });
   });
-  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -20701,10 +20741,7 @@ T greatest_score(const T* s, KeyRange range, T before) {
     greatest = S::greater(
         greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
   }
-  T lanes[std::size_t{S::width}];
-  S::store(greatest, lanes);
-  for (const T& lane : lanes) before = before < lane ? lane : before;
-  return before;
+  return simd::HEADWISE_ISA::greatest_lane<T>(greatest);
 }
 
 template <class T>
@@ -21265,15 +21302,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -23609,7 +23666,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -23620,10 +23676,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -26305,25 +26359,25 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class Add>
-HEADWISE_INLINE T mean_of(Row<const T> x, Index D, T about, const Add& add) {
+HEADWISE_INLINE void each_centred(Row<const T> x, Index D, T about, const Add& add) {
   using S = Simd<T>;
   const RowPieces<T> row{D};
   Piece<T> copy;
-  Chains<T> chains;
   const auto from = S::broadcast(about);
   each_piece(row, [&](Index n) HEADWISE_ALWAYS_INLINE {
     const T* in = row.read(x, n, about, copy);
     each_vector<T>([&](auto v, Index at)
-                       HEADWISE_ALWAYS_INLINE { add(chains.sums[v], S::load(in + at) - from); });
+                       HEADWISE_ALWAYS_INLINE { add(v, S::load(in + at) - from); });
   });
-  return chains.total() / T(D);
 }
 
 template <class T>
 T mean_square(Row<const T> x, Index D, T mean) {
-  return mean_of<T>(x, D, mean, [](auto& sum, const auto& centred) HEADWISE_ALWAYS_INLINE {
-    sum = Simd<T>::fma(centred, centred, sum);
+  Chains<T> squares;
+  each_centred(x, D, mean, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
   });
+  return squares.total() / T(D);
 }
 
 template <class T>
@@ -26333,10 +26387,19 @@ T inverse_root(T x) {
 
 template <class T>
 RowMoments<T> moments_of(Row<const T> x, Index D, T epsilon) {
-  const auto add = [](auto& sum, const auto& vector) HEADWISE_ALWAYS_INLINE { sum = sum + vector; };
-  const T nearly = mean_of<T>(x, D, T(0), add);
-  const T mean = nearly + mean_of<T>(x, D, nearly, add);
-  return {mean, inverse_root(mean_square<T>(x, D, mean) + epsilon)};
+  Chains<T> sum, rest, squares;
+  each_centred(x, D, T(0), [&](auto v, const auto& number) HEADWISE_ALWAYS_INLINE {
+    sum.sums[v] = sum.sums[v] + number;
+  });
+  const T nearly = sum.total() / T(D);
+  each_centred(x, D, nearly, [&](auto v, const auto& centred) HEADWISE_ALWAYS_INLINE {
+    rest.sums[v] = rest.sums[v] + centred;
+    squares.sums[v] = Simd<T>::fma(centred, centred, squares.sums[v]);
+  });
+  const NearMoments<T> first{nearly, rest.total() / T(D), squares.total() / T(D)};
+  const T mean = first.corrected_mean();
+  const T variance = first.misses(mean) ? mean_square<T>(x, D, mean) : first.variance(mean);
+  return {mean, inverse_root(variance + epsilon)};
 }
 
 template <class T>
@@ -26698,26 +26761,6 @@ HEADWISE_INLINE void each_vector_but_target(Index count, Index target, F&& f) {
 }
 
 template <class T>
-HEADWISE_INLINE T greatest_lane(typename Simd<T>::Vector x) {
-  using S = Simd<T>;
-  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
-    if constexpr (half != 0) {
-      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
-        x = S::greater(x, __builtin_shufflevector(x, x, (n ^ half)...));
-      }
-      (std::make_integer_sequence<int, S::width>());
-    }
-  };
-  with(std::integral_constant<int, S::width / 2>{});
-  with(std::integral_constant<int, S::width / 4>{});
-  with(std::integral_constant<int, S::width / 8>{});
-  with(std::integral_constant<int, S::width / 16>{});
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  return lanes[0];
-}
-
-template <class T>
 T greatest_logit(Row<const T> x, Index V) {
   using S = Simd<T>;
   constexpr T least = std::numeric_limits<T>::lowest();
@@ -26739,7 +26782,8 @@ T greatest_logit(Row<const T> x, Index V) {
       most[v] = S::greater(most[v], load_lanes<T>({&x[n + at], x.step}, count - at, least));
     });
   });
-  return greatest_lane<T>(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -27789,10 +27833,7 @@ T greatest_score(const T* s, KeyRange range, T before) {
     greatest = S::greater(
         greatest, S::select(lanes_within<T>(range, j), S::load(s + j), S::broadcast(before)));
   }
-  T lanes[std::size_t{S::width}];
-  S::store(greatest, lanes);
-  for (const T& lane : lanes) before = before < lane ? lane : before;
-  return before;
+  return simd::HEADWISE_ISA::greatest_lane<T>(greatest);
 }
 
 template <class T>
@@ -33555,7 +33596,7 @@ HEADWISE_STRICT_MATH_BEGIN
 ///
 /// Outputs must not overlap anything else. Squares are numbers of T: a row that holds floats above
 /// 1e19 overflows, and gives 0, or NaN where its sum overflows, too.
-/// Work    8 D + 7 FLOPs a row, and D for each of gamma and beta.
+/// Work    7 D + 16 FLOPs a row, and D for each of gamma and beta.
 /// Throws  ShapeError or ArgumentError before anything is written.
 /// Source  Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450.
 template <Scalar T>
@@ -33590,8 +33631,8 @@ void layer_norm_forward(In<T, 2> x, const LayerNormAffine<std::type_identity_t<T
   detail::for_rows(context, N, D,
                    [&](Index begin, Index end) { run.layer_norm_rows(rows, begin, end); });
   const std::int64_t a_column =
-      8 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
-  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 7);
+      7 + (affine.gamma.absent() ? 0 : 1) + (affine.beta.absent() ? 0 : 1);
+  const std::int64_t flops = D == 0 ? 0 : std::int64_t{N} * (D * a_column + 16);
   context.count_flops(flops, flops);
 }
 
@@ -43453,15 +43494,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -45797,7 +45858,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -45808,10 +45868,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -48561,15 +48619,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -50905,7 +50983,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -50916,10 +50993,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -53665,15 +53740,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -56009,7 +56104,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -56020,10 +56114,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -58769,15 +58861,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -61113,7 +61225,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -61124,10 +61235,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -63938,15 +64047,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -66282,7 +66411,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -66293,10 +66421,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>
@@ -69040,15 +69166,35 @@ HEADWISE_INLINE void unrolled_pairs(F&& f) {
   unrolled_pairs_over<columns>(f, std::make_integer_sequence<int, rows * columns>());
 }
 
-template <Scalar T>
-HEADWISE_INLINE T sum_lanes(typename Simd<T>::Vector x) {
+template <Scalar T, class Join>
+HEADWISE_INLINE T join_lanes(typename Simd<T>::Vector x, const Join& join) {
   using S = Simd<T>;
+  const auto with = [&](auto half) HEADWISE_ALWAYS_INLINE {
+    if constexpr (half != 0) {
+      [&]<int... n>(std::integer_sequence<int, n...>) HEADWISE_ALWAYS_INLINE {
+        join(x, __builtin_shufflevector(x, x, (n ^ half)...));
+      }
+      (std::make_integer_sequence<int, S::width>());
+    }
+  };
+  with(std::integral_constant<int, S::width / 2>{});
+  with(std::integral_constant<int, S::width / 4>{});
+  with(std::integral_constant<int, S::width / 8>{});
+  with(std::integral_constant<int, S::width / 16>{});
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
-  for (int half = S::width / 2; half >= 1; half /= 2) {
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] + lanes[i + half];
-  }
   return lanes[0];
+}
+
+template <Scalar T>
+HEADWISE_INLINE T sum_lanes(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = a + b; });
+}
+
+template <Scalar T>
+HEADWISE_INLINE T greatest_lane(const typename Simd<T>::Vector& x) {
+  return join_lanes<T>(
+      x, [](auto& a, const auto& b) HEADWISE_ALWAYS_INLINE { a = Simd<T>::greater(a, b); });
 }
 
 HEADWISE_STRICT_MATH_END
@@ -71384,7 +71530,6 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
   using S = Simd<T>;
   const RowPieces<T> row{N};
   Piece<T> copy;
-  T lanes[std::size_t{S::width}];
   const auto lowest = S::broadcast(std::numeric_limits<T>::lowest());
   typename S::Vector most[] = {lowest, lowest, lowest, lowest};
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -71395,10 +71540,8 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       most[v] = S::greater(most[v], value);
     });
   });
-  S::store(S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])), lanes);
-  T greatest = lanes[0];
-  for (const T lane : lanes) greatest = greatest < lane ? lane : greatest;
-  return greatest;
+  return simd::HEADWISE_ISA::greatest_lane<T>(
+      S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
 template <class T>

@@ -78,7 +78,7 @@ inline FlopCount count_flops(const AttentionShape& s) {
   const std::int64_t N = s.query_rows(), M = s.key_rows(), D = s.d_model;
   const std::int64_t pairs = visible_pairs(s);
   FlopCount count;
-  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 10 : 8) * D + 7);
+  if (s.layer_norm) count.layer_norm = N * ((s.layer_norm_affine ? 9 : 7) * D + 16);
   count.q_projection = 2 * N * D * s.q_width();
   count.k_projection = 2 * M * s.k_in() * s.k_width();
   count.v_projection = 2 * M * s.v_in() * s.v_width();

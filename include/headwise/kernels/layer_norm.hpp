@@ -17,8 +17,27 @@ struct RowMoments {
   T rstd;  // 1 / sqrt(variance + epsilon)
 };
 
-/// Steps 1a and 1b. What rounding took from the mean is found in a second pass, so that a constant
-/// row has no variance, and the variance in a third, so that a row far from 0 keeps its digits.
+/// A row's mean as it was rounded, and about that number the mean and the mean square of the row.
+template <class T>
+struct NearMoments {
+  T mean, rest, square;
+
+  /// With what rounding left of it, so that a constant row has no variance.
+  HEADWISE_INLINE T corrected_mean() const { return mean + rest; }
+  /// Whether the variance about another mean needs another look at the row: where both are far
+  /// apart, in a row that is nearly constant and far from 0, it would lose digits.
+  HEADWISE_INLINE bool misses(const T& other) const {
+    return (other - mean) * (other - mean) * T(1024) > square;
+  }
+  /// mean((d - m)^2) = mean(d^2) - m (2 mean(d) - m).
+  HEADWISE_INLINE T variance(const T& other) const {
+    const T moved = other - mean;
+    return square - moved * (T(2) * rest - moved);
+  }
+};
+
+/// Steps 1a and 1b. The variance is taken about the mean, so that a row far from 0 keeps its
+/// digits.
 template <class T>
 RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   using std::sqrt;
@@ -26,13 +45,20 @@ RowMoments<T> row_moments(Row<const T> x, Index D, T epsilon) {
   T sum = T(0), rest = T(0), squares = T(0);
   for (Index n = 0; n < D; ++n) sum = sum + x[n];
   const T nearly = sum / count;
-  for (Index n = 0; n < D; ++n) rest = rest + (x[n] - nearly);
-  const T mean = nearly + rest / count;
   for (Index n = 0; n < D; ++n) {
-    const T centred = x[n] - mean;
+    const T centred = x[n] - nearly;
+    rest = rest + centred;
     squares = squares + centred * centred;
   }
-  return {mean, T(1) / T(sqrt(squares / count + epsilon))};
+  const NearMoments<T> first{nearly, rest / count, squares / count};
+  const T mean = first.corrected_mean();
+  T variance = first.variance(mean);
+  if (first.misses(mean)) {
+    squares = T(0);
+    for (Index n = 0; n < D; ++n) squares = squares + (x[n] - mean) * (x[n] - mean);
+    variance = squares / count;
+  }
+  return {mean, T(1) / T(sqrt(variance + epsilon))};
 }
 
 /// Steps 1c and 1d: y = (x - mean) rstd gamma + beta; gamma and beta may be null. y may be x.
