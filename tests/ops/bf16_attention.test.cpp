@@ -5,15 +5,15 @@
 // is the sum that p is divided by, which is that of rounded ones:
 //
 //   lse                       2^-8 in tiles, for it is the logarithm of that sum
-//   o = p v, dv = p^T d_o     2^-8 of the sum of |p v|, of |p d_o|, and as much for p's sum
+//   o = p v, dv = p^T d_o     2^-8 of the sum of |p v|, of |p d_o|, in tiles twice that for p's sum
 //   delta = d_o o             in tiles of that o: 2^-8 of its terms |d_o p v|
 //   ds = p (dp - delta)       so 2^-8 of p times the terms of dp and delta, rounded as much again
 //   dq = ds k, dk = ds^T q    2 times 2^-8 of the sum of the absolute values of all of these
 //
-// So 2 2^-8 of an element's own sum of absolute values bounds its error, 2^-6 of that for products
-// of errors, and beside it what float loses. (Of dq and dk all of it at once would be 3. The
-// largest found: o 1.20, dv 1.05, dq 0.77, dk 0.73. Where few numbers are summed, cutting them off
-// comes to 2.)
+// So c 2^-8 of an element's own sum of absolute values bounds its error, c = 2 but for o and dv of
+// kept weights, where it is 1; 2^-6 of that for products of errors, and beside it what float loses.
+// (Of dq and dk in tiles all of it at once would be 3. The largest found: o 1.20, dv 1.05, dq 0.77,
+// dk 0.73. Where few numbers are summed, cutting them off comes to 2.)
 #include <cmath>
 #include <limits>
 
@@ -75,8 +75,9 @@ void check_all(const Case<float>& x) {
       } else {
         CHECK(relative_error(In<float, 4>(got.weights), y.weights) <= loss);
       }
-      CHECK(error_in_bf16(got.o, y.o, loss) <= 2 * more);
-      CHECK(error_in_bf16(got.dv, y.dv, loss) <= 2 * more);
+      const Real roundings = tiled ? 2 : 1;
+      CHECK(error_in_bf16(got.o, y.o, loss) <= roundings * more);
+      CHECK(error_in_bf16(got.dv, y.dv, loss) <= roundings * more);
       CHECK(error_in_bf16(got.dq, y.dq, loss) <= 2 * more);
       CHECK(error_in_bf16(got.dk, y.dk, loss) <= 2 * more);
     }
@@ -164,7 +165,6 @@ TEST_CASE("by bf16 tiles lose few digits of dq more than kept weights do, where 
   for (const Bf16Unit unit : supported_bf16_units()) {
     const Context context{.products = bf16_products(unit)};
     CAPTURE(name_of(unit));
-    // A result of weights whose sum is another than what they are divided by: 4 to 8 times.
     CHECK(error_of(run(Path::flash, x, context)) <=
           1.5L * error_of(run(Path::materialized, x, context)));
   }
