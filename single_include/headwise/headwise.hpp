@@ -931,8 +931,10 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
-  // Below, a weight is nothing beside the sum of 1, a sink's among it, and what is multiplied by it
-  // may be denormal: it counts as 0 in backward, as docs/features/two_paths.md says.
+  // Below, a weight is nothing beside the greatest one, 1, and values times it may be denormal: it
+  // counts as 0 in attention, as docs/features/two_paths.md says.
+  static constexpr float lowest_of_values = -100.0f;
+  // Below, the same of the sum of 1, a sink's among it, and of flows, in backward.
   static constexpr float lowest_of_flows = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
@@ -947,6 +949,7 @@ struct Exp2Constants<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double shift = 0x1.8p52 + 1023;
   static constexpr double lowest = -1022.0;
+  static constexpr double lowest_of_values = -960.0;
   static constexpr double lowest_of_flows = -512.0;
   static constexpr double log2e_high = 0x1.715p+0, log2e_low = 0x1.1d94ae0bf85dep-14;
   static constexpr int low_bits = 33;  // a square without them has 40
@@ -6655,56 +6658,75 @@ T weight_unit() {
   return T(1);
 }
 
-/// The weight of a softmax from x, what lies between a score and the greatest one, in units of
-/// weight_unit: 2^x (e^x at width 1) within 1 unit in the last place, 1.1 without fused
-/// multiply-adds, for x <= 0 where the result is not denormal, and 0 below. At 0 exactly 1, at
-/// -infinity 0, NaN stays NaN. (Denormal weights, which AVX-512 would give at no cost, made
-/// attention with ALiBi nine times as slow: each product of one takes the processor's slow way.)
-template <Scalar T, bool flows = false>
+/// 2^x within 1 unit in the last place, 1.1 without fused multiply-adds, for lowest <= x <= 0,
+/// where it is not denormal, and 0 below. At 0 exactly 1, at -infinity 0, NaN stays NaN.
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  // 2^x = 2^n 2^f: an instruction each for n = round(x) and for the product. (One for x - n takes
+  // as long as both, and n is wanted, too; n = floor(x) loses bits: x + 1 is rounded.)
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  // 1. n = round(x) stands, as the exponent's bits of 2^n, in the low bits of the shifted sum.
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  // 2. 2^f 2^n
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+/// What a weight is multiplied by, which says how small it may be.
+enum class Multiplies { nothing, values, flows };
+
+/// The weight of a softmax from x <= 0, what lies between a score and the greatest one, in units of
+/// weight_unit: power_of_two, e^x at width 1. Weights below the normal numbers are 0, and so is
+/// what would make denormal products of values, or flows, of usual size, which take the processor's
+/// slow way. (Denormal weights, which AVX-512 would give at no cost, made attention with ALiBi nine
+/// times as slow; normal ones down to 2^-126, forward, 1.35 times: Xeon, model 167. Flows compared
+/// one by one took a quarter of a row's time.)
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    // 2^x = 2^n 2^f: an instruction each for n = round(x) and for the product. (One for x - n takes
-    // as long as both, and n is wanted, too; n = floor(x) loses bits: x + 1 is rounded.)
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    // 1. n = round(x) stands, as the exponent's bits of 2^n, in the low bits of the shifted sum.
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    // 2. 2^f 2^n
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
-/// The same where gradients flow by it: 0 below 2^-64, 2^-512 in double, so that no flow is
-/// denormal. (Flows compared one by one took a quarter of a row's time.)
+/// Of values, and of flows.
+///@{
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
+///@}
 
 HEADWISE_STRICT_MATH_END
 
@@ -8926,12 +8948,22 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
       S::greater(S::greater(most[0], most[1]), S::greater(most[2], most[3])));
 }
 
-/// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x. A sink,
-/// if not null, takes part as one more element that is not written.
+/// What else there is to the softmax of a row: below 2^lowest e^(x_j - max) is 0; a sink, if not
+/// null, takes part as one more element that is not written.
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+/// p_j = e^(x_j - max) / sum where visible, 0 elsewhere, whatever stood there. p may be x.
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -8943,7 +8975,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -8953,7 +8985,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -9376,7 +9408,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -10002,14 +10035,14 @@ inline Index first_chained(const TileBlock& block) {
 
 /// The first pass over the scores of a block of keys, for the lanes of one vector: the greatest of
 /// them and of all before, and the factor that brings to it what was summed up before. Scores of
-/// hidden pairs, which may never have been written, become -infinity, of which weight_of makes 0.
-/// Runs of `together` keys that all lanes see are not asked about.
+/// hidden pairs, which may never have been written, become -infinity, of which weight_of_value
+/// makes 0. Runs of `together` keys that all lanes see are not asked about.
 template <class T, class Visible>
 void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -10049,7 +10082,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -10060,7 +10093,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -10068,7 +10101,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -13633,7 +13667,6 @@ T greatest_score(const T* s, KeyRange range, T before) {
 template <class T>
 T weigh_scores(T* s, KeyRange range, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   constexpr Index step = std::max<Index>(8, S::width);
   typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
   Chains sums = Chains{};
@@ -13641,7 +13674,8 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
     for (Index n = j; n < j + step; n += S::width) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
-      const auto p = weight_of<T>((x - S::broadcast(m)) * S::broadcast(unit));
+      const auto p =
+          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -13657,9 +13691,10 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
 template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   T lanes[std::size_t{S::width}];
-  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                  S::broadcast(unit)),
+           lanes);
   return lanes[0];
 }
 
@@ -14651,44 +14686,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -16592,9 +16641,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -16606,7 +16664,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -16616,7 +16674,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -16991,7 +17049,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -17534,7 +17593,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -17574,7 +17633,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -17582,7 +17641,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -17590,7 +17649,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -20749,7 +20809,6 @@ T greatest_score(const T* s, KeyRange range, T before) {
 template <class T>
 T weigh_scores(T* s, KeyRange range, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   constexpr Index step = std::max<Index>(8, S::width);
   typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
   Chains sums = Chains{};
@@ -20757,7 +20816,8 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
     for (Index n = j; n < j + step; n += S::width) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
-      const auto p = weight_of<T>((x - S::broadcast(m)) * S::broadcast(unit));
+      const auto p =
+          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -20772,9 +20832,10 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
 template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   T lanes[std::size_t{S::width}];
-  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                  S::broadcast(unit)),
+           lanes);
   return lanes[0];
 }
 
@@ -21742,44 +21803,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -23683,9 +23758,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -23697,7 +23781,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -23707,7 +23791,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -24082,7 +24166,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -24625,7 +24710,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -24665,7 +24750,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -24673,7 +24758,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -24681,7 +24766,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -27840,7 +27926,6 @@ T greatest_score(const T* s, KeyRange range, T before) {
 template <class T>
 T weigh_scores(T* s, KeyRange range, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   constexpr Index step = std::max<Index>(8, S::width);
   typedef T Chains __attribute__((vector_size(8 * sizeof(T))));
   Chains sums = Chains{};
@@ -27848,7 +27933,8 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
     for (Index n = j; n < j + step; n += S::width) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
-      const auto p = weight_of<T>((x - S::broadcast(m)) * S::broadcast(unit));
+      const auto p =
+          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -27863,9 +27949,10 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
 template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
-  using simd::HEADWISE_ISA::weight_of;
   T lanes[std::size_t{S::width}];
-  S::store(weight_of<T>((S::broadcast(before) - S::broadcast(m)) * S::broadcast(unit)), lanes);
+  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                  S::broadcast(unit)),
+           lanes);
   return lanes[0];
 }
 
@@ -43933,44 +44020,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -45874,9 +45975,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -45888,7 +45998,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -45898,7 +46008,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -46273,7 +46383,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -46816,7 +46927,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -46856,7 +46967,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -46864,7 +46975,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -46872,7 +46983,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -49057,44 +49169,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -50998,9 +51124,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -51012,7 +51147,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -51022,7 +51157,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -51397,7 +51532,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -51940,7 +52076,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -51980,7 +52116,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -51988,7 +52124,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -51996,7 +52132,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -54177,44 +54314,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -56118,9 +56269,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -56132,7 +56292,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -56142,7 +56302,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -56517,7 +56677,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -57060,7 +57221,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -57100,7 +57261,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -57108,7 +57269,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -57116,7 +57277,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -59297,44 +59459,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -61238,9 +61414,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -61252,7 +61437,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -61262,7 +61447,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -61637,7 +61822,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -62180,7 +62366,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -62220,7 +62406,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -62228,7 +62414,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -62236,7 +62422,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -64482,44 +64669,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -66423,9 +66624,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -66437,7 +66647,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -66447,7 +66657,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -66822,7 +67032,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -67365,7 +67576,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -67405,7 +67616,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -67413,7 +67624,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -67421,7 +67632,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -69600,44 +69812,58 @@ T weight_unit() {
   return T(1);
 }
 
-template <Scalar T, bool flows = false>
+template <Scalar T>
+requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
+    const typename Simd<T>::Vector& x, T lowest) {
+  using S = Simd<T>;
+  using C = Exp2Constants<T>;
+#if HEADWISE_ISA_BYTES == 64
+  using Vector = typename S::Vector;
+  const auto kept = S::not_below(x, lowest);
+  if constexpr (sizeof(T) == 4) {
+    const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
+  } else {
+    const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
+    const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
+    return __builtin_bit_cast(Vector,
+                              _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
+  }
+#else
+  using Vector = typename S::Vector;
+  using BitVector = typename S::BitVector;
+  const Vector shifted = x + C::shift;
+  const Vector f = x - (shifted - C::shift);
+  const Vector scale =
+      __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
+  return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+#endif
+}
+
+enum class Multiplies { nothing, values, flows };
+
+template <Scalar T, Multiplies by = Multiplies::nothing>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
-    using S = Simd<T>;
     using C = Exp2Constants<T>;
-    constexpr T lowest = flows ? C::lowest_of_flows : C::lowest;
-#if HEADWISE_ISA_BYTES == 64
-    using Vector = typename S::Vector;
-    const auto kept = S::not_below(x, lowest);
-    if constexpr (sizeof(T) == 4) {
-      const auto n = _mm512_maskz_roundscale_ps(0xFFFF, __builtin_bit_cast(__m512, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(Vector,
-                                _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, power), n));
-    } else {
-      const auto n = _mm512_maskz_roundscale_pd(0xFF, __builtin_bit_cast(__m512d, x), 0);
-      const auto power = polynomial<T>(C::terms, x - __builtin_bit_cast(Vector, n));
-      return __builtin_bit_cast(
-          Vector, _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
-    }
-#else
-    using Vector = typename S::Vector;
-    using BitVector = typename S::BitVector;
-    const Vector shifted = x + C::shift;
-    const Vector f = x - (shifted - C::shift);
-    const Vector scale =
-        __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-    return S::select(x < lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
-#endif
+    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
+                         : by == Multiplies::values ? C::lowest_of_values
+                                                    : C::lowest_of_flows;
+    return power_of_two<T>(x, lowest);
   }
 }
-
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
+  return weight_of<T, Multiplies::values>(x);
+}
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, true>(x);
+  return weight_of<T, Multiplies::flows>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -71541,9 +71767,18 @@ T greatest_of(Row<const T> x, Index N, const RowMask<T>& mask) {
 }
 
 template <class T>
-void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const T* sink = nullptr,
-                NoWeight none = NoWeight::nan) {
+struct RowTerms {
+  T lowest = simd::Exp2Constants<T>::lowest;
+  const T* sink = nullptr;
+  NoWeight none = NoWeight::nan;
+};
+
+template <class T>
+void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
+                const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
+  using simd::HEADWISE_ISA::power_of_two;
+  const auto& [lowest, sink, none] = terms;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -71555,7 +71790,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = simd::HEADWISE_ISA::weight_of<T>((S::load(in + at) - greatest) * unit);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -71565,7 +71800,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask, const
   T total = sums.total();
   if (sink != nullptr) {
     T weight[std::size_t{S::width}];
-    S::store(simd::HEADWISE_ISA::weight_of<T>((S::broadcast(*sink) - greatest) * unit), weight);
+    S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
   if (none == NoWeight::zeros && total == T(0)) total = T(1);
@@ -71940,7 +72175,8 @@ template <class T>
 void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
-    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i), head.score.counting_sink(), none);
+    softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
+                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -72483,7 +72719,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -72523,7 +72759,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -72531,7 +72767,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of;
+  using simd::HEADWISE_ISA::weight_of_value;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -72539,7 +72775,8 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   Vector sums[std::size_t{chains_of_keys}];
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
-    const Vector p = Factor<T>::read_weight(weight_of<T>((S::load(s + key * lanes) - m) * units));
+    const Vector p =
+        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
