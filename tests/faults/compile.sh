@@ -29,7 +29,7 @@ link() {  # source program object ...
 # call those of float), or none.
 scalars_of() {
   nm -u "$1" | sed -n '/bf16_kernels_ofIfE\|split_kernelsIfLi/ { s/.*/bf16\nfloat/p; d }
-    s/.*kernels_ofIfE.*/float/p; s/.*kernels_ofIdE.*/double/p' | sort -u
+    s/.*\(kernels\|functions\)_ofIfE.*/float/p; s/.*\(kernels\|functions\)_ofIdE.*/double/p' | sort -u
 }
 # Whether an object that was compiled without a fault has to be compiled again for one in $file: if
 # it read that file. All read the kernels' fragments, but at -O0 there is nothing of them in an
