@@ -10281,9 +10281,9 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/score.inc
-// What is done to the scores of a tile before their mask and, on the way back, to what flows into
-// them: softcap, biases by distance, biases of pairs. Each a pass over scores in the first cache
-// level, and none where nobody asks. Read once for each instruction set.
+// What is done to the scores of a tile before their mask: softcap, biases by distance, biases of
+// pairs, the user's function. Each a pass over scores in the first cache level, and none where
+// nobody asks. Read once for each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -10360,14 +10360,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
   }
 }
 
-/// And for what has flowed into them.
-template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
 /// Steps 4a and 4b of a panel, s [keys, lanes] from scale q k^T on: softcap, then biases.
 template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
@@ -10400,174 +10392,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-/// Step 4b of a row whose lanes are keys: x += a bias of keys range.begin ... range.end - 1 of a
-/// tile, `bias` being its row; where it hides a pair, the mask says so.
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-/// What the way back through the scores of a tile needs.
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-/// Steps 4a and 4b of the tile's r-th query, x [keys] from scale q k^T on: softcap, biases, the
-/// user's function, for keys range.begin, a whole number of vectors, ... range.end - 1. What
-/// gradients are multiplied by on the way back is left in the scratch.
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-/// to[j] += flow[j] for n keys, or their sum where the row of a bias has one number for all.
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-/// flow [range] times slopes, 0 where it is 0: a hidden pair may have a slope of NaN.
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-/// Step 4b of the tile's r-th query upwards: flow [keys], 0 where hidden, is what flows into the
-/// scores of keys range.begin ... range.end - 1. On its way down to s it is added to the gradients
-/// of the user's parameters and of biases, by distance to the scratch's sums.
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-/// Before the rows of a tile: its biases by distance, and sums of 0 for what flows into them.
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-/// Adds a tile's sums by distance to the gradients of slope and table.
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-/// What flows into the scale: the sum of k [n, d] times dk [n, d], not scaled yet. What no query
-/// sees adds nothing, whatever it holds.
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -11143,6 +10967,221 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+// What flash attention backward does to the scores of a tile's rows, which it computes again, and
+// to what flows into them: as kernels/score.inc forward. Rows are queries, lanes keys. Read once
+// for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// Asks for what has flowed into the biases of pairs before more is added, as prefetch_biases.
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+/// Step 4b of a row whose lanes are keys: x += a bias of keys range.begin ... range.end - 1 of a
+/// tile, `bias` being its row; where it hides a pair, the mask says so.
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+/// What the way back through the scores of a tile needs.
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  /// Biases, or their sums, that the tile's query r meets from key 0 on.
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+/// Queries first ... first + count - 1 of a tile, at most those of a register tile, and whole
+/// vectors of its keys.
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+/// Step 4a of some rows, x [count, keys] from scale q k^T on: softcap, and its slopes.
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+/// Steps 4a and 4b of some rows, x [count, keys] from scale q k^T on: softcap, biases, the user's
+/// function. What gradients are multiplied by on the way back is left in the scratch.
+/// (Row by row, together with what follows: backward with a softcap 0.97 as fast.)
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+/// to[j] += flow[j] for n keys, or their sum where the row of a bias has one number for all.
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+/// flow [range] times slopes, 0 where it is 0: a hidden pair may have a slope of NaN.
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+/// Step 4b of some rows upwards: flow [count, keys], 0 where hidden, is what flows into their
+/// scores. On its way down to s it is added to the gradients of the user's parameters and of
+/// biases, by distance to the scratch's sums.
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+/// Before the rows of a tile: its biases by distance, and sums of 0 for what flows into them.
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+/// Adds a tile's sums by distance to the gradients of slope and table.
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+/// What flows into the scale: the sum of k [n, d] times dk [n, d], not scaled yet. What no query
+/// sees adds nothing, whatever it holds.
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 // The buffers of flash attention backward. Read once for each instruction set.
 
@@ -11447,25 +11486,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 /// Steps 4a and 4e downwards of n queries from r on and a panel of keys from c on, s = scale q k^T
@@ -17876,13 +17916,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -17912,159 +17945,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -18569,6 +18449,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -18836,25 +18908,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -24993,13 +25066,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -25029,159 +25095,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -25686,6 +25599,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -25953,25 +26058,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -47210,13 +47316,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -47246,159 +47345,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -47903,6 +47849,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -48170,25 +48308,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -52359,13 +52498,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -52395,159 +52527,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -53052,6 +53031,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -53319,25 +53490,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -57504,13 +57676,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -57540,159 +57705,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -58197,6 +58209,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -58464,25 +58668,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -62649,13 +62854,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -62685,159 +62883,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -63342,6 +63387,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -63609,25 +63846,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -67859,13 +68097,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -67895,159 +68126,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -68552,6 +68630,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -68819,25 +69089,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
@@ -73002,13 +73273,6 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 }
 
 template <class T>
-HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
-  }
-}
-
-template <class T>
 void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line, T* s,
                   ForwardMask<T>& mask) {
   using S = Simd<T>;
@@ -73038,159 +73302,6 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, T* line,
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
                           s + j * lanes + r);
   }
-}
-
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
-struct ScoreScratch {
-  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-
-  T* line;             // [distances], biases of the tile
-  T* sums;             // [distances], what flows into them
-  T* cap_slopes;       // [keys], of a row's softcap
-  T* inputs;           // [keys], what the user's function was called with
-  T* function_slopes;  // [keys], its derivatives there
-
-  explicit constexpr ScoreScratch(Scratch<T>& memory)
-      : line(memory.take(distances<T>(queries, keys))),
-        sums(memory.take(distances<T>(queries, keys))),
-        cap_slopes(memory.take(keys)),
-        inputs(memory.take(keys)),
-        function_slopes(memory.take(keys)) {}
-};
-
-template <class T>
-void change_row(const AttentionHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  constexpr Index queries = BackwardTile<T>::queries;
-  const HeadScore<T>& score = head.score;
-  if (score.caps()) {
-    const auto inverse = S::broadcast(T(1) / score.softcap), one = S::broadcast(T(1));
-    cap_vectors<T>(score, x + range.begin, range.size());
-    for (Index j = range.begin; j < range.end; j += S::width) {
-      const auto share = S::load(x + j) * inverse;
-      S::store(one - share * share, scratch.cap_slopes + j);
-    }
-  }
-  for (Index j = range.begin; score.by_distance() && j < range.end; j += S::width) {
-    S::store(S::load(x + j) + S::load(scratch.line + queries - 1 - r + j), x + j);
-  }
-  const KeyRange real{range.begin, std::min<Index>(range.end, block.end)};
-  for (int n = 0; n < head.visibility.bias_count(); ++n) {
-    add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
-                        head.visibility.hidden_below(), r, real, x, mask);
-  }
-  if (score.calls() && real.size() > 0) {
-    const ScoreFunctionRef<T>& f = score.function;
-    std::copy_n(x + real.begin, real.size(), scratch.inputs + real.begin);
-    f.change_with_slopes(f.function,
-                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
-                         x + real.begin, scratch.function_slopes + real.begin);
-  }
-}
-
-template <class T>
-void add_flow(const T* flow, Index n, Row<T> to) {
-  using S = Simd<T>;
-  Index j = 0;
-  if (to.step == 0) {
-    T sum = T(0);
-    for (; j < n; ++j) sum = sum + flow[j];
-    to[0] = to[0] + sum;
-    return;
-  }
-  for (; to.step == 1 && j + S::width <= n; j += S::width) {
-    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
-  }
-  for (; j < n; ++j) to[j] = to[j] + flow[j];
-}
-
-template <class T>
-void multiply_flow(const T* slopes, KeyRange range, T* flow) {
-  using S = Simd<T>;
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const auto x = S::load(flow + j);
-    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
-  }
-}
-
-template <class T>
-void return_flow(const FlashHead<T>& head, const TileBlock& block, Index r, KeyRange range,
-                 const ScoreScratch<T>& scratch, T* flow) {
-  const HeadScore<T>& score = head.forward.score;
-  const Index n = std::min<Index>(range.end, block.end) - range.begin;
-  if (n <= 0) return;
-  if (head.flows.function.data != nullptr) {
-    score.function.add_flows(score.function.function,
-                             score.run(block.i0 + r, block.j0 + range.begin, 0, 1, n),
-                             scratch.inputs + range.begin, flow + range.begin,
-                             head.flows.function.data, head.flows.function.step);
-  }
-  if (score.calls()) multiply_flow<T>(scratch.function_slopes, range, flow);
-  for (const Matrix<T>& bias : head.flows.biases) {
-    if (bias.data == nullptr) continue;
-    const auto to = bias.from(block.i0 + r, block.j0 + range.begin);
-    add_flow<T>(flow + range.begin, n, {to.data, to.column});
-  }
-  if (head.flows.by_distance()) {
-    T* sums = scratch.sums + BackwardTile<T>::queries - 1 - r + range.begin;
-    add_flow<T>(flow + range.begin, n, {sums, 1});
-  }
-  if (score.caps()) multiply_flow<T>(scratch.cap_slopes, range, flow);
-}
-
-template <class T>
-void begin_scores(const FlashHead<T>& head, const TileBlock& block,
-                  const ScoreScratch<T>& scratch) {
-  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
-  const HeadScore<T>& score = head.forward.score;
-  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
-  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
-  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
-}
-
-template <class T>
-void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
-  const HeadScore<T>& score = head.forward.score;
-  const ScoreFlows<T>& to = head.flows;
-  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
-  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
-    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
-    if (to.table.data == nullptr) continue;
-    T& entry = to.table[score.entry(nearest + t)];
-    entry = entry + sums[t];
-  }
-}
-
-template <class T, class U>
-T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
-  T sum = T(0);
-  for (Index j = 0; j < n; ++j) {
-    for (Index c = 0; c < d; ++c) {
-      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
-    }
-  }
-  return sum;
 }
 
 HEADWISE_STRICT_MATH_END
@@ -73695,6 +73806,198 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/backward_score.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index rows, KeyRange keys) {
+  for (const Matrix<T>& bias : head.flows.biases) {
+    if (bias.data != nullptr) prefetch_rows<T>(bias.from(i0, keys.begin), rows, keys.size());
+  }
+}
+
+template <class T>
+void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
+                      BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(hidden_below);
+  T part[std::size_t{S::width}] = {};
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const Index n = std::min<Index>(S::width, range.end - j);
+    const T* from = bias.data + j * bias.column;
+    if (bias.column != 1 || n < S::width) {
+      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
+      from = part;
+    }
+    const auto added = S::load(from);
+    S::store(S::load(x + j) + added, x + j);
+    const auto hidden = added < least;
+    if (S::any(hidden)) mask.hide(r, j, hidden);
+  }
+}
+
+template <class T>
+struct ScoreScratch {
+  static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+
+  T* line;             // [distances], biases of the tile
+  T* sums;             // [distances], what flows into them
+  T* cap_slopes;       // [rows, keys], of the softcap
+  T* inputs;           // [rows, keys], what the user's function was called with
+  T* function_slopes;  // [rows, keys], its derivatives there
+
+  explicit constexpr ScoreScratch(Scratch<T>& memory)
+      : line(memory.take(distances<T>(queries, keys))),
+        sums(memory.take(distances<T>(queries, keys))),
+        cap_slopes(memory.take(Tile<T>::rows * keys)),
+        inputs(memory.take(Tile<T>::rows * keys)),
+        function_slopes(memory.take(Tile<T>::rows * keys)) {}
+
+  static T* of_query(T* distances_of_tile, Index r) { return distances_of_tile + queries - 1 - r; }
+};
+
+struct RowsOfTile {
+  Index first, count;
+  KeyRange keys;
+};
+
+template <class T>
+void cap_rows(const HeadScore<T>& score, const RowsOfTile& rows, T* x, T* slopes) {
+  using S = Simd<T>;
+  const auto most = S::broadcast(score.softcap), inverse = S::broadcast(T(1) / score.softcap);
+  const auto one = S::broadcast(T(1));
+  for (Index m = 0; m < rows.count; ++m) {
+    for (Index j = rows.keys.begin; j < rows.keys.end; j += S::width) {
+      const auto share = simd::HEADWISE_ISA::tanh_of<T>(S::load(x + j) * inverse);
+      S::store(most * share, x + j);
+      S::store(one - share * share, slopes + j);
+    }
+    x += BackwardTile<T>::row, slopes += BackwardTile<T>::keys;
+  }
+}
+
+template <class T>
+void change_rows(const AttentionHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                 const ScoreScratch<T>& scratch, T* x, BackwardMask<T>& mask) {
+  using S = Simd<T>;
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.score;
+  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    const T* const line = scratch.of_query(scratch.line, r);
+    for (Index j = rows.keys.begin; score.by_distance() && j < rows.keys.end; j += S::width) {
+      S::store(S::load(x + j) + S::load(line + j), x + j);
+    }
+    for (int n = 0; n < head.visibility.bias_count(); ++n) {
+      add_bias_of_keys<T>(bias_of<T>(head, n).from(block.i0 + r, block.j0),
+                          head.visibility.hidden_below(), r, real, x, mask);
+    }
+    if (!score.calls() || real.size() <= 0) continue;
+    const ScoreFunctionRef<T>& f = score.function;
+    const Index kept = m * keys + real.begin;
+    std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
+    f.change_with_slopes(f.function,
+                         score.run(block.i0 + r, block.j0 + real.begin, 0, 1, real.size()),
+                         x + real.begin, scratch.function_slopes + kept);
+  }
+}
+
+template <class T>
+void add_flow(const T* flow, Index n, Row<T> to) {
+  using S = Simd<T>;
+  Index j = 0;
+  if (to.step == 0) {
+    T sum = T(0);
+    for (; j < n; ++j) sum = sum + flow[j];
+    to[0] = to[0] + sum;
+    return;
+  }
+  for (; to.step == 1 && j + S::width <= n; j += S::width) {
+    S::store(S::load(to.data + j) + S::load(flow + j), to.data + j);
+  }
+  for (; j < n; ++j) to[j] = to[j] + flow[j];
+}
+
+template <class T>
+void multiply_flow(const T* slopes, KeyRange range, T* flow) {
+  using S = Simd<T>;
+  for (Index j = range.begin; j < range.end; j += S::width) {
+    const auto x = S::load(flow + j);
+    S::store(S::select(x == S::zero(), x, x * S::load(slopes + j)), flow + j);
+  }
+}
+
+template <class T>
+void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                  const ScoreScratch<T>& scratch, T* flow) {
+  constexpr Index keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
+  if (n <= 0) return;
+  for (Index m = 0; m < rows.count; ++m, flow += BackwardTile<T>::row) {
+    const Index r = rows.first + m;
+    if (head.flows.function.data != nullptr) {
+      score.function.add_flows(score.function.function,
+                               score.run(block.i0 + r, block.j0 + begin, 0, 1, n),
+                               scratch.inputs + m * keys + begin, flow + begin,
+                               head.flows.function.data, head.flows.function.step);
+    }
+    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    for (const Matrix<T>& bias : head.flows.biases) {
+      if (bias.data == nullptr) continue;
+      const auto to = bias.from(block.i0 + r, block.j0 + begin);
+      add_flow<T>(flow + begin, n, {to.data, to.column});
+    }
+    if (head.flows.by_distance()) {
+      add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
+    }
+    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+  }
+}
+
+template <class T>
+void begin_scores(const FlashHead<T>& head, const TileBlock& block,
+                  const ScoreScratch<T>& scratch) {
+  constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
+  const HeadScore<T>& score = head.forward.score;
+  const Index nearest = score.distance(block.i0 + queries - 1, block.j0);
+  if (score.by_distance()) fill_distances<T>(score, nearest, 1, queries + keys - 1, scratch.line);
+  if (head.flows.by_distance()) set_zero<T>(scratch.sums, distances<T>(queries, keys));
+}
+
+template <class T>
+void add_distances(const FlashHead<T>& head, const TileBlock& block, const T* sums) {
+  const HeadScore<T>& score = head.forward.score;
+  const ScoreFlows<T>& to = head.flows;
+  const Index nearest = score.distance(block.i0 + BackwardTile<T>::queries - 1, block.j0);
+  for (Index t = 0; t < BackwardTile<T>::queries + BackwardTile<T>::keys - 1; ++t) {
+    if (to.slope != nullptr) *to.slope = *to.slope - sums[t] * score.magnitude(nearest + t);
+    if (to.table.data == nullptr) continue;
+    T& entry = to.table[score.entry(nearest + t)];
+    entry = entry + sums[t];
+  }
+}
+
+template <class T, class U>
+T scale_flow(const Matrix<const U>& k, const Matrix<const T>& dk, Index n, Index d) {
+  T sum = T(0);
+  for (Index j = 0; j < n; ++j) {
+    for (Index c = 0; c < d; ++c) {
+      if (!(dk(j, c) == T(0))) sum = sum + element_as<T>(k(j, c)) * dk(j, c);
+    }
+  }
+  return sum;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/backward_scratch.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -73962,25 +74265,26 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   };
   if (panel.bias_in_rows) return open_rows(std::true_type{}, n);
-  const bool open = tile.plain && panel.all && tile.mask.open(r, n, panel.keys);
-  if (open) return open_rows(std::false_type{}, n);
-  const ScoreScratch<T>& scratch = tile.buffers.score;
-  for (const Index end = r + n; r < end; ++r) {
-    const Index row = r * BackwardTile<T>::row;
-    if (!tile.plain) {
-      change_row<T>(tile.head.forward, tile.block, r, panel.seen, scratch, tile.buffers.p + row,
-                    tile.mask);
-    }
-    if (panel.all && tile.mask.open(r, 1, panel.keys)) {
-      open_rows(std::false_type{}, 1);
-    } else {
-      backward_row<T>(tile, r, panel.keys, scale, factors);
-    }
-    if (!tile.plain) {
-      return_flow<T>(tile.head, tile.block, r, panel.seen, scratch, tile.buffers.ds + row);
-    }
-    if (factors != nullptr) factors += BackwardTile<T>::keys;
+  const RowsOfTile changed{r, n, panel.seen};
+  const Index first = r * BackwardTile<T>::row;
+  if (!tile.plain) {
+    change_rows<T>(tile.head.forward, tile.block, changed, tile.buffers.score,
+                   tile.buffers.p + first, tile.mask);
   }
+  if (panel.all && tile.mask.open(r, n, panel.keys)) {
+    open_rows(std::false_type{}, n);
+  } else {
+    for (const Index end = r + n; r < end; ++r) {
+      if (panel.all && tile.mask.open(r, 1, panel.keys)) {
+        open_rows(std::false_type{}, 1);
+      } else {
+        backward_row<T>(tile, r, panel.keys, scale, factors);
+      }
+      if (factors != nullptr) factors += BackwardTile<T>::keys;
+    }
+  }
+  if (tile.plain) return;
+  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
 }
 
 template <class T>
