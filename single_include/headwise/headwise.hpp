@@ -931,11 +931,10 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
-  // Below, a weight is nothing beside the greatest one, 1, and values times it may be denormal: it
-  // counts as 0 in attention, as docs/features/two_paths.md says.
-  static constexpr float lowest_of_values = -100.0f;
-  // Below, the same of the sum of 1, a sink's among it, and of flows, in backward.
-  static constexpr float lowest_of_flows = -64.0f;
+  // Below, a weight is nothing beside the greatest one, 1, or a sum of 1, a sink's among it, and
+  // what is multiplied by it may be denormal: it counts as 0 in attention, as
+  // docs/features/two_paths.md says.
+  static constexpr float lowest_of_factors = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
   static constexpr int low_bits = 15;  // a square without them has 18
@@ -949,8 +948,7 @@ struct Exp2Constants<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double shift = 0x1.8p52 + 1023;
   static constexpr double lowest = -1022.0;
-  static constexpr double lowest_of_values = -960.0;
-  static constexpr double lowest_of_flows = -512.0;
+  static constexpr double lowest_of_factors = -512.0;
   static constexpr double log2e_high = 0x1.715p+0, log2e_low = 0x1.1d94ae0bf85dep-14;
   static constexpr int low_bits = 33;  // a square without them has 40
   // 5.6e-18
@@ -6694,39 +6692,28 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-/// What a weight is multiplied by, which says how small it may be.
-enum class Multiplies { nothing, values, flows };
-
 /// The weight of a softmax from x <= 0, what lies between a score and the greatest one, in units of
-/// weight_unit: power_of_two, e^x at width 1. Weights below the normal numbers are 0, and so is
-/// what would make denormal products of values, or flows, of usual size, which take the processor's
-/// slow way. (Denormal weights, which AVX-512 would give at no cost, made attention with ALiBi nine
-/// times as slow; normal ones down to 2^-126, forward, 1.35 times: Xeon, model 167. Flows compared
-/// one by one took a quarter of a row's time.)
-template <Scalar T, Multiplies by = Multiplies::nothing>
+/// weight_unit: power_of_two, 0 below the normal numbers; e^x at width 1.
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
-/// Of values, and of flows.
-///@{
+
+/// The same where values or flows are multiplied by it: 0 below 2^-64, 2^-512 in double, so that no
+/// product of usual ones is denormal, for which processors take a hundred times as long. (Denormal
+/// weights, which AVX-512 would give at no cost, made attention with ALiBi nine times as slow;
+/// normal ones down to 2^-126, forward, 1.35 times: Xeon, model 167. Flows compared one by one took
+/// a quarter of a row's time.)
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
-}
-///@}
 
 HEADWISE_STRICT_MATH_END
 
@@ -6813,8 +6800,9 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
 
 /// e^(high + low) for sums from -1150 to 0, high of 18 bits (float) or 40 (double), |low| below 1:
 /// the product of high is exact, so that the result's relative error does not grow with the sum. 0
-/// (with AVX-512: the denormal) below the normal numbers; NaN stays NaN.
-template <Scalar T>
+/// where it would be less than about 2^bits of the least normal number, bits at least 1; NaN stays
+/// NaN. (Denormal results made gelu of numbers around 20 16 times as slow: Xeon, model 167.)
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -6829,22 +6817,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector f = (whole - n) + part;
   // 3. 2^f 2^n
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -6856,12 +6844,13 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   return power_of_e<T>(high, x - high);
 }
 
-/// e^(-x^2 / 2) for |x| <= NormalConstants::bound.
+/// e^(-x^2 / 2) for |x| <= NormalConstants::bound; 0 where normal_tail would make a denormal number
+/// of it.
 template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 /// Phi(x) over normal_power(x) for -NormalConstants::bound <= x <= 0.
@@ -9409,7 +9398,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -10035,14 +10024,14 @@ inline Index first_chained(const TileBlock& block) {
 
 /// The first pass over the scores of a block of keys, for the lanes of one vector: the greatest of
 /// them and of all before, and the factor that brings to it what was summed up before. Scores of
-/// hidden pairs, which may never have been written, become -infinity, of which weight_of_value
+/// hidden pairs, which may never have been written, become -infinity, of which weight_of_factor
 /// makes 0. Runs of `together` keys that all lanes see are not asked about.
 template <class T, class Visible>
 void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible, Index lane,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -10082,7 +10071,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -10093,7 +10082,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -10102,7 +10091,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -11312,7 +11301,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -12822,6 +12811,26 @@ HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector&
   return Simd<T>::unfused(a * b);
 }
 
+/// x, 0 where its size is below 2^bits of the least normal number; of other scalars x. What decays,
+/// as a moment does while its gradient is 0, would else stop among the denormal numbers, for which
+/// processors take a hundred times as long. (After 800 steps without a gradient AdamW took 8 times
+/// as long, SGD with momentum 27 times: Xeon, model 167.)
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector not_tiny(const typename Simd<T>::Vector& x, int bits) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    const T least = (std::numeric_limits<T>::min)() * static_cast<T>(std::uint64_t{1} << bits);
+    const auto below = x < S::broadcast(least), above = S::broadcast(-least) < x;
+    return S::select(S::both(below, above), S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
+/// Of a moment or a velocity, of which nothing that is made would be felt and some would be
+/// denormal; and of a mean of squares.
+inline constexpr int tiny_moment = 26, tiny_square = 0;
+
 /// Calls f(from, to ...) with pointers to whole vectors: where they lie, and for the end of the row
 /// copies, of which those that are written to are copied back.
 template <Scalar T, class F, class... To>
@@ -12861,9 +12870,11 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
     const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now =
-        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
-    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
+    const auto m_now = not_tiny<T>(
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way),
+        tiny_moment);
+    const auto v_now = not_tiny<T>(
+        product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient), tiny_square);
     const auto root = square_root<T>(v_now) / correction + epsilon;
     S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
@@ -12897,8 +12908,9 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity =
-        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto velocity = not_tiny<T>(
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient),
+        tiny_moment);
     const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
     S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
@@ -13715,7 +13727,7 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
       const auto p =
-          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
+          simd::HEADWISE_ISA::weight_of_factor<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -13732,8 +13744,8 @@ template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
   T lanes[std::size_t{S::width}];
-  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
-                                                  S::broadcast(unit)),
+  S::store(simd::HEADWISE_ISA::weight_of_factor<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                   S::broadcast(unit)),
            lanes);
   return lanes[0];
 }
@@ -14756,28 +14768,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -14851,7 +14855,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -14863,22 +14867,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -14893,7 +14897,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -17090,7 +17094,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -17633,7 +17637,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -17673,7 +17677,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -17681,7 +17685,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -17690,7 +17694,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -18757,7 +18761,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -20103,6 +20107,20 @@ HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector&
   return Simd<T>::unfused(a * b);
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector not_tiny(const typename Simd<T>::Vector& x, int bits) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    const T least = (std::numeric_limits<T>::min)() * static_cast<T>(std::uint64_t{1} << bits);
+    const auto below = x < S::broadcast(least), above = S::broadcast(-least) < x;
+    return S::select(S::both(below, above), S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
+inline constexpr int tiny_moment = 26, tiny_square = 0;
+
 template <Scalar T, class F, class... To>
 HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
   constexpr Index width = Simd<T>::width;
@@ -20134,9 +20152,11 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
     const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now =
-        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
-    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
+    const auto m_now = not_tiny<T>(
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way),
+        tiny_moment);
+    const auto v_now = not_tiny<T>(
+        product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient), tiny_square);
     const auto root = square_root<T>(v_now) / correction + epsilon;
     S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
@@ -20164,8 +20184,9 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity =
-        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto velocity = not_tiny<T>(
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient),
+        tiny_moment);
     const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
     S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
@@ -20890,7 +20911,7 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
       const auto p =
-          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
+          simd::HEADWISE_ISA::weight_of_factor<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -20906,8 +20927,8 @@ template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
   T lanes[std::size_t{S::width}];
-  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
-                                                  S::broadcast(unit)),
+  S::store(simd::HEADWISE_ISA::weight_of_factor<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                   S::broadcast(unit)),
            lanes);
   return lanes[0];
 }
@@ -21906,28 +21927,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -22001,7 +22014,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -22013,22 +22026,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -22043,7 +22056,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -24240,7 +24253,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -24783,7 +24796,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -24823,7 +24836,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -24831,7 +24844,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -24840,7 +24853,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -25907,7 +25920,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -27253,6 +27266,20 @@ HEADWISE_INLINE typename Simd<T>::Vector product(const typename Simd<T>::Vector&
   return Simd<T>::unfused(a * b);
 }
 
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector not_tiny(const typename Simd<T>::Vector& x, int bits) {
+  using S = Simd<T>;
+  if constexpr (simd::vectorised<T>) {
+    const T least = (std::numeric_limits<T>::min)() * static_cast<T>(std::uint64_t{1} << bits);
+    const auto below = x < S::broadcast(least), above = S::broadcast(-least) < x;
+    return S::select(S::both(below, above), S::zero(), x);
+  } else {
+    return x;
+  }
+}
+
+inline constexpr int tiny_moment = 26, tiny_square = 0;
+
 template <Scalar T, class F, class... To>
 HEADWISE_INLINE void each_whole_vector(Index n, const F& f, const T* from, To*... to) {
   constexpr Index width = Simd<T>::width;
@@ -27284,9 +27311,11 @@ void adamw(const AdamWStep<T>& step, T* p, const T* g, T* m, T* v, Index n) {
     const auto gradient = product<T>(S::load(g_at), scale);
     const auto old_m = S::load(m_at);
     const auto way = gradient - old_m;
-    const auto m_now =
-        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way);
-    const auto v_now = product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient);
+    const auto m_now = not_tiny<T>(
+        step.near_gradient ? gradient - product<T>(way, rest) : old_m + product<T>(new_m, way),
+        tiny_moment);
+    const auto v_now = not_tiny<T>(
+        product<T>(S::load(v_at), beta2) + product<T>(new_v * gradient, gradient), tiny_square);
     const auto root = square_root<T>(v_now) / correction + epsilon;
     S::store(product<T>(S::load(p_at), keep) + minus_step * m_now / root, p_at);
     S::store(m_now, m_at);
@@ -27314,8 +27343,9 @@ void sgd(const SgdStep<T>& step, T* p, const T* g, T* u, Index n) {
   }
   const auto update = [&](const T* g_at, T* p_at, T* u_at) HEADWISE_ALWAYS_INLINE {
     const auto gradient = gradient_of(p_at, g_at);
-    const auto velocity =
-        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient);
+    const auto velocity = not_tiny<T>(
+        step.first ? gradient : product<T>(S::load(u_at), momentum) + product<T>(fresh, gradient),
+        tiny_moment);
     const auto by = step.nesterov ? gradient + product<T>(momentum, velocity) : velocity;
     S::store(S::load(p_at) + product<T>(minus_rate, by), p_at);
     S::store(velocity, u_at);
@@ -28040,7 +28070,7 @@ T weigh_scores(T* s, KeyRange range, T m, T unit) {
       const auto within = lanes_within<T>(range, n);
       const auto x = S::select(within, S::load(s + n), S::broadcast(m));
       const auto p =
-          simd::HEADWISE_ISA::weight_of_value<T>((x - S::broadcast(m)) * S::broadcast(unit));
+          simd::HEADWISE_ISA::weight_of_factor<T>((x - S::broadcast(m)) * S::broadcast(unit));
       S::store(S::select(within, p, S::zero()), s + n);
     }
     for (Index n = j; n < j + step; n += 8) {
@@ -28056,8 +28086,8 @@ template <class T>
 T factor_of(T before, T m, T unit) {
   using S = Simd<T>;
   T lanes[std::size_t{S::width}];
-  S::store(simd::HEADWISE_ISA::weight_of_value<T>((S::broadcast(before) - S::broadcast(m)) *
-                                                  S::broadcast(unit)),
+  S::store(simd::HEADWISE_ISA::weight_of_factor<T>((S::broadcast(before) - S::broadcast(m)) *
+                                                   S::broadcast(unit)),
            lanes);
   return lanes[0];
 }
@@ -44156,28 +44186,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -44251,7 +44273,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -44263,22 +44285,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -44293,7 +44315,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -46490,7 +46512,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -47033,7 +47055,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -47073,7 +47095,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -47081,7 +47103,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -47090,7 +47112,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -48157,7 +48179,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -49338,28 +49360,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -49433,7 +49447,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -49445,22 +49459,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -49475,7 +49489,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -51672,7 +51686,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -52215,7 +52229,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -52255,7 +52269,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -52263,7 +52277,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -52272,7 +52286,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -53339,7 +53353,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -54516,28 +54530,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -54611,7 +54617,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -54623,22 +54629,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -54653,7 +54659,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -56850,7 +56856,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -57393,7 +57399,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -57433,7 +57439,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -57441,7 +57447,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -57450,7 +57456,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -58517,7 +58523,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -59694,28 +59700,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -59789,7 +59787,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -59801,22 +59799,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -59831,7 +59829,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -62028,7 +62026,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -62571,7 +62569,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -62611,7 +62609,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -62619,7 +62617,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -62628,7 +62626,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -63695,7 +63693,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -64937,28 +64935,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -65032,7 +65022,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -65044,22 +65034,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -65074,7 +65064,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -67271,7 +67261,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -67814,7 +67804,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -67854,7 +67844,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -67862,7 +67852,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -67871,7 +67861,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -68938,7 +68928,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 
@@ -70113,28 +70103,20 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
 #endif
 }
 
-enum class Multiplies { nothing, values, flows };
-
-template <Scalar T, Multiplies by = Multiplies::nothing>
+template <Scalar T, bool factor = false>
 HEADWISE_INLINE typename Simd<T>::Vector weight_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
     using std::exp;
     return exp(x);
   } else {
     using C = Exp2Constants<T>;
-    constexpr T lowest = by == Multiplies::nothing  ? C::lowest
-                         : by == Multiplies::values ? C::lowest_of_values
-                                                    : C::lowest_of_flows;
-    return power_of_two<T>(x, lowest);
+    return power_of_two<T>(x, factor ? C::lowest_of_factors : C::lowest);
   }
 }
+
 template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_value(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::values>(x);
-}
-template <Scalar T>
-HEADWISE_INLINE typename Simd<T>::Vector weight_of_flow(const typename Simd<T>::Vector& x) {
-  return weight_of<T, Multiplies::flows>(x);
+HEADWISE_INLINE typename Simd<T>::Vector weight_of_factor(const typename Simd<T>::Vector& x) {
+  return weight_of<T, true>(x);
 }
 
 HEADWISE_STRICT_MATH_END
@@ -70208,7 +70190,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
   return S::greater(below, S::broadcast(-bound));
 }
 
-template <Scalar T>
+template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
   using S = Simd<T>;
@@ -70220,22 +70202,22 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
   const Vector n = shifted - C::shift;
   const Vector f = (whole - n) + part;
 #if HEADWISE_ISA_BYTES == 64
+  const auto kept = S::not_below(n, C::lowest + bits);
   if constexpr (sizeof(T) == 4) {
     return __builtin_bit_cast(
-        Vector,
-        _mm512_maskz_scalef_ps(0xFFFF, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
-                               __builtin_bit_cast(__m512, n)));
+        Vector, _mm512_maskz_scalef_ps(kept, __builtin_bit_cast(__m512, polynomial<T>(C::terms, f)),
+                                       __builtin_bit_cast(__m512, n)));
   } else {
     return __builtin_bit_cast(
         Vector,
-        _mm512_maskz_scalef_pd(0xFF, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
+        _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, polynomial<T>(C::terms, f)),
                                __builtin_bit_cast(__m512d, n)));
   }
 #else
   using BitVector = typename S::BitVector;
   const Vector scale =
       __builtin_bit_cast(Vector, __builtin_bit_cast(BitVector, shifted) << C::mantissa_bits);
-  return S::select(n < C::lowest, S::zero(), polynomial<T>(C::terms, f) * scale);
+  return S::select(n < C::lowest + bits, S::zero(), polynomial<T>(C::terms, f) * scale);
 #endif
 }
 
@@ -70250,7 +70232,7 @@ template <Scalar T>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector normal_power(
     const typename Simd<T>::Vector& x) {
   const auto high = leading<T>(x);
-  return power_of_e<T>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
+  return power_of_e<T, 8>(T(-0.5) * (high * high), T(-0.5) * ((x - high) * (x + high)));
 }
 
 template <Scalar T>
@@ -72447,7 +72429,7 @@ void softmax_head_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   const NoWeight none = head.score.may_leave_nothing() ? NoWeight::zeros : NoWeight::nan;
   if constexpr (simd::vectorised<T>) {
     softmax_of<T>(x, x, head.S, RowMask<T>(head.visibility, i),
-                  {simd::Exp2Constants<T>::lowest_of_values, head.score.counting_sink(), none});
+                  {simd::Exp2Constants<T>::lowest_of_factors, head.score.counting_sink(), none});
   } else {
     softmax_row(x, head.S, head.visibility.seen_by(i), head.score.counting_sink(), none);
   }
@@ -72990,7 +72972,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
                    OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr bool all = std::same_as<Visible, AllVisible>;
   constexpr Index lanes = ForwardTile<T>::lanes, together = 4;
   s += lane;
@@ -73030,7 +73012,7 @@ void compare_lanes(T* s, const TileBlock& block, T unit, const Visible& visible,
   const Vector m =
       S::greater(S::greater(greatest[0], greatest[1]), S::greater(greatest[2], greatest[3]));
   S::store(m, softmax.greatest + at);
-  S::store(weight_of_value<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
+  S::store(weight_of_factor<T>((before - m) * S::broadcast(unit)), softmax.factor + at);
   S::store_ints(any, softmax.any + at);
 }
 
@@ -73038,7 +73020,7 @@ template <class T>
 void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax<T>& softmax) {
   using S = Simd<T>;
   using Vector = typename S::Vector;
-  using simd::HEADWISE_ISA::weight_of_value;
+  using simd::HEADWISE_ISA::weight_of_factor;
   constexpr Index lanes = ForwardTile<T>::lanes;
   s += lane;
   const Index at = block.first + lane;
@@ -73047,7 +73029,7 @@ void weigh_lanes(T* s, const TileBlock& block, T unit, Index lane, OnlineSoftmax
   unrolled<chains_of_keys>([&](auto t) HEADWISE_ALWAYS_INLINE { sums[t] = S::zero(); });
   const auto weigh = [&](Index key, Vector& sum) HEADWISE_ALWAYS_INLINE {
     const Vector p =
-        Factor<T>::read_weight(weight_of_value<T>((S::load(s + key * lanes) - m) * units));
+        Factor<T>::read_weight(weight_of_factor<T>((S::load(s + key * lanes) - m) * units));
     S::store(p, s + key * lanes);
     sum = sum + p;
   };
@@ -74114,7 +74096,7 @@ struct QueryNumbers {
 
  private:
   HEADWISE_INLINE Vector weights_below(const Vector& below) const {
-    return simd::HEADWISE_ISA::weight_of_flow<T>(below * unit);
+    return simd::HEADWISE_ISA::weight_of_factor<T>(below * unit);
   }
 };
 

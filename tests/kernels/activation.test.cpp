@@ -1,5 +1,6 @@
 // Activations by the vectors of every instruction set of this processor, against their definitions
 // in long double: a sum or a quotient each, by the functions of the standard library.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -163,6 +164,24 @@ TEST_CASE("an activation by vectors is within 7 epsilon of its definition, howev
       CAPTURE(sizeof(T), static_cast<int>(which), at, slope_at, worst / unit, worst_slope / unit);
       CHECK(worst <= 7 * unit);
       CHECK(worst_slope <= 3 * unit);
+    }
+  });
+}
+
+TEST_CASE("no activation is a denormal number, nor its slope", "[kernels]") {
+  for_all_model_kernels([](const auto& run, auto type) {
+    using T = decltype(type);
+    std::vector<T> x;
+    for (int n = 0; n <= 60000; ++n) {
+      x.push_back(static_cast<T>((sizeof(T) == 4 ? -120.0 : -800.0) * n / 60000));
+      x.push_back(static_cast<T>(-40.0 * n / 60000));
+    }
+    const auto is_denormal = [](const T& y) { return std::fpclassify(y) == FP_SUBNORMAL; };
+    for (const Activation which : all) {
+      CAPTURE(sizeof(T), static_cast<int>(which));
+      const std::vector<T> y = values_of(run, which, x), slope = slopes_of(run, which, x);
+      CHECK(std::count_if(y.begin(), y.end(), is_denormal) == 0);
+      CHECK(std::count_if(slope.begin(), slope.end(), is_denormal) == 0);
     }
   });
 }

@@ -152,6 +152,31 @@ TEST_CASE("sgd is its formula to the bit, with and without decay, momentum and n
   });
 }
 
+TEST_CASE("what an optimiser keeps decays to 0 where no gradient comes, and is no denormal number",
+          "[kernels]") {
+  for_all_model_kernels([](const auto& run, auto type) {
+    using T = decltype(type);
+    const T least = std::numeric_limits<T>::min();
+    // A moment above and one below 2^26 of the least normal number, and a square near that.
+    const std::vector<T> p(2, T(1)), g(2, T(0)), moments{T(0x1.4p26) * least, -T(0x1p26) * least};
+    auto p_now = p, m = moments, v = std::vector<T>{T(1.25) * least, T(1.0078125) * least};
+    run.adamw(adamw_step<T>(false), p_now.data(), g.data(), m.data(), v.data(), 2);
+    CHECK(same(m[0], stored<T>(moments[0] + stored<T>(T(0.1) * -moments[0]))));
+    CHECK(m[1] == T(0));
+    CHECK(v[0] > T(0));
+    CHECK(v[1] == T(0));
+    auto u = moments;
+    const kernels::SgdStep<T> s{.gradient_scale = T(1),
+                                .weight_decay = T(0),
+                                .momentum = T(0.9),
+                                .one_minus_dampening = T(1),
+                                .minus_rate = T(-0.1)};
+    run.sgd(s, p_now.data(), g.data(), u.data(), 2);
+    CHECK(same(u[0], stored<T>(moments[0] * T(0.9))));
+    CHECK(u[1] == T(0));
+  });
+}
+
 TEST_CASE("sum_of_squares is the sum in double, to a few roundings of it, also of float",
           "[kernels]") {
   for_all_model_kernels([](const auto& run, auto type) {

@@ -1,5 +1,5 @@
-// Weights that attention counts as 0: those that would make denormal products of values of usual
-// size, which processors take many times as long for.
+// Weights that attention counts as 0: those that would make denormal products of values or
+// flows of usual size, which processors take many times as long for.
 #include <cmath>
 #include <numbers>
 
@@ -28,10 +28,10 @@ Outputs<T> outputs(T score, T value) {
   return {o(0, 0, 0, 0), flash(0, 0, 0, 0), p(0, 0, 0, 1)};
 }
 
-TEMPLATE_TEST_CASE("a weight below 2^-100 of the greatest, 2^-960 in double, counts as 0", "[ops]",
+TEMPLATE_TEST_CASE("a weight below 2^-64 of the greatest, 2^-512 in double, counts as 0", "[ops]",
                    float, double) {
   using T = TestType;
-  const T least = sizeof(T) == 4 ? -100 : -960, unit = std::numbers::ln2_v<T>;
+  const T least = sizeof(T) == 4 ? -64 : -512, unit = std::numbers::ln2_v<T>;
   const T large = std::exp2(-least - 4), near = 256 * std::numeric_limits<T>::epsilon();
   const auto above = outputs<T>((least + 1) * unit, large);
   CHECK(std::abs(above.kept - std::exp2(T(-3))) <= near);

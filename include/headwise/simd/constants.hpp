@@ -29,11 +29,10 @@ struct Exp2Constants<float> {
   // x + shift has round(x) + 127, the exponent's bits of 2^round(x), in its lowest bits.
   static constexpr float shift = 0x1.8p23f + 127;
   static constexpr float lowest = -126.0f;  // below, 2^x is denormal
-  // Below, a weight is nothing beside the greatest one, 1, and values times it may be denormal: it
-  // counts as 0 in attention, as docs/features/two_paths.md says.
-  static constexpr float lowest_of_values = -100.0f;
-  // Below, the same of the sum of 1, a sink's among it, and of flows, in backward.
-  static constexpr float lowest_of_flows = -64.0f;
+  // Below, a weight is nothing beside the greatest one, 1, or a sum of 1, a sink's among it, and
+  // what is multiplied by it may be denormal: it counts as 0 in attention, as
+  // docs/features/two_paths.md says.
+  static constexpr float lowest_of_factors = -64.0f;
   // log2(e) in two parts: the product of the first with a number of 18 bits is exact.
   static constexpr float log2e_high = 0x1.7p+0f, log2e_low = 0x1.547652p-8f;
   static constexpr int low_bits = 15;  // a square without them has 18
@@ -47,8 +46,7 @@ struct Exp2Constants<double> {
   static constexpr int mantissa_bits = 52;
   static constexpr double shift = 0x1.8p52 + 1023;
   static constexpr double lowest = -1022.0;
-  static constexpr double lowest_of_values = -960.0;
-  static constexpr double lowest_of_flows = -512.0;
+  static constexpr double lowest_of_factors = -512.0;
   static constexpr double log2e_high = 0x1.715p+0, log2e_low = 0x1.1d94ae0bf85dep-14;
   static constexpr int low_bits = 33;  // a square without them has 40
   // 5.6e-18
