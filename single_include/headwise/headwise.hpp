@@ -6191,6 +6191,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+// Vectors of which some lanes count: the rest of memory is neither read nor written. Read once for
+// each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+/// The lanes below `count`, none where it is negative.
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+/// from_0 ... from_{count - 1} in the first lanes, 0 in the others; all lanes where count is more.
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+/// The first `count` lanes of x to to_0 ...; all where count is more.
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 // Vectors of float from numbers of 16 bits, and back. Read once for each instruction set.
 
@@ -7938,6 +8021,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -8516,7 +8606,34 @@ constexpr Index gemm_scratch(const Extents& size) {
          padded<T>(rows * steps<T>(K));
 }
 
-/// A panel of which the result does not lie in whole vectors: by way of a small array.
+/// The first `count` numbers of a row to whole vectors, 0 behind, and back.
+///@{
+template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+///@}
+
+/// A panel of which the result does not lie in whole vectors: by way of a small array. (Its numbers
+/// moved one by one were a sixth of backward over heads of 40.)
 template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
@@ -8530,13 +8647,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -8716,32 +8832,15 @@ struct Piece {
   T data[std::size_t{size}];
 };
 
-/// Copies x_n ... x_{n + count - 1}, and `rest` behind.
-template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-/// Copies the first `count` elements to y_n ...
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
 /// x_0 ... x_{count - 1} in the lanes of a vector, and `rest` in the others.
 template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -8750,10 +8849,38 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+/// Copies x_n ... x_{n + count - 1}, and `rest` behind.
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+/// Copies the first `count` elements to y_n ...
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 /// A row of N elements, piece by piece. (A copy costs less than a second form of every loop.)
@@ -8872,8 +8999,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -11969,13 +12098,22 @@ HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use
   }
 }
 
-/// Rows begin ... end - 1 of y = f(a, b). y may be a or b.
+/// Whether n rows lie as one row of all their elements.
+template <Scalar T>
+bool are_one_row(const CombinedRows<T>& of, Index n) {
+  const auto dense = [&](const auto& x) { return x.column == 1 && (n == 1 || x.row == of.N); };
+  return dense(of.a) && dense(of.b) && dense(of.y);
+}
+
+/// Rows begin ... end - 1 of y = f(a, b). y may be a or b. (What lies as one row goes as one: sums
+/// of rows of 32 took 9 times as long row by row, AVX-512.)
 template <Scalar T>
 void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
-    const RowPieces<T> pieces{of.N};
-    for (Index i = begin; i < end; ++i) {
+    const bool one = are_one_row(of, end - begin);
+    const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
+    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -11989,7 +12127,7 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
           pieces.written(out, y, n, result);
         });
       } else {
-        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+        for (Index n = 0; n < pieces.N; ++n) y[n] = f(a[n], b[n]);
       }
     }
   });
@@ -14335,6 +14473,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -15828,6 +16044,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -16318,6 +16541,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -16330,13 +16576,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -16496,28 +16741,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -16525,10 +16755,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -16624,8 +16880,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -19345,11 +19603,18 @@ HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use
 }
 
 template <Scalar T>
+bool are_one_row(const CombinedRows<T>& of, Index n) {
+  const auto dense = [&](const auto& x) { return x.column == 1 && (n == 1 || x.row == of.N); };
+  return dense(of.a) && dense(of.b) && dense(of.y);
+}
+
+template <Scalar T>
 void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
-    const RowPieces<T> pieces{of.N};
-    for (Index i = begin; i < end; ++i) {
+    const bool one = are_one_row(of, end - begin);
+    const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
+    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -19363,7 +19628,7 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
           pieces.written(out, y, n, result);
         });
       } else {
-        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+        for (Index n = 0; n < pieces.N; ++n) y[n] = f(a[n], b[n]);
       }
     }
   });
@@ -21494,6 +21759,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -22987,6 +23330,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -23477,6 +23827,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -23489,13 +23862,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -23655,28 +24027,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -23684,10 +24041,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -23783,8 +24166,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -26504,11 +26889,18 @@ HEADWISE_INLINE void with_combination(Combination how, const T& alpha, Use&& use
 }
 
 template <Scalar T>
+bool are_one_row(const CombinedRows<T>& of, Index n) {
+  const auto dense = [&](const auto& x) { return x.column == 1 && (n == 1 || x.row == of.N); };
+  return dense(of.a) && dense(of.b) && dense(of.y);
+}
+
+template <Scalar T>
 void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index end) {
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
-    const RowPieces<T> pieces{of.N};
-    for (Index i = begin; i < end; ++i) {
+    const bool one = are_one_row(of, end - begin);
+    const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
+    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -26522,7 +26914,7 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
           pieces.written(out, y, n, result);
         });
       } else {
-        for (Index n = 0; n < of.N; ++n) y[n] = f(a[n], b[n]);
+        for (Index n = 0; n < pieces.N; ++n) y[n] = f(a[n], b[n]);
       }
     }
   });
@@ -43753,6 +44145,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -45246,6 +45716,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -45736,6 +46213,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -45748,13 +46248,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -45914,28 +46413,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -45943,10 +46427,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -46042,8 +46552,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -48927,6 +49439,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -50420,6 +51010,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -50910,6 +51507,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -50922,13 +51542,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -51088,28 +51707,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -51117,10 +51721,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -51216,8 +51846,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -54097,6 +54729,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -55590,6 +56300,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -56080,6 +56797,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -56092,13 +56832,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -56258,28 +56997,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -56287,10 +57011,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -56386,8 +57136,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -59267,6 +60019,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -60760,6 +61590,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -61250,6 +62087,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -61262,13 +62122,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -61428,28 +62287,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -61457,10 +62301,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -61556,8 +62426,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -64502,6 +65374,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -65995,6 +66945,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -66485,6 +67442,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -66497,13 +67477,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -66663,28 +67642,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -66692,10 +67656,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -66791,8 +67781,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -69670,6 +70662,84 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
 
+// headwise/simd/part.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+#if HEADWISE_ISA_BYTES == 64
+template <Scalar T>
+HEADWISE_INLINE auto lanes_below(Index count) {
+  using Mask = std::conditional_t<sizeof(T) == 4, __mmask16, __mmask8>;
+  return static_cast<Mask>((1u << std::clamp<Index>(count, 0, Simd<T>::width)) - 1);
+}
+#elif HEADWISE_ISA_BYTES == 32
+template <Scalar T>
+HEADWISE_INLINE __m256i lanes_below(Index count) {
+  using S = Simd<T>;
+  const auto most = static_cast<typename S::Int>(std::clamp<Index>(count, 0, S::width));
+  return __builtin_bit_cast(__m256i, S::lane_numbers() < S::broadcast_int(most));
+}
+#endif
+
+template <Scalar T>
+HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
+  using S = Simd<T>;
+  using Vector [[maybe_unused]] = typename S::Vector;
+  if constexpr (!vectorised<T>) {
+    return count > 0 ? *from : T(0);
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_ps(lanes_below<T>(count), from));
+    } else {
+      return __builtin_bit_cast(Vector, _mm512_maskz_loadu_pd(lanes_below<T>(count), from));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      return __builtin_bit_cast(Vector, _mm256_maskload_ps(from, lanes_below<T>(count)));
+    } else {
+      return __builtin_bit_cast(Vector, _mm256_maskload_pd(from, lanes_below<T>(count)));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? from[n] : T(0);
+    return S::load(lanes);
+#endif
+  }
+}
+
+template <Scalar T>
+HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
+  using S = Simd<T>;
+  if constexpr (!vectorised<T>) {
+    if (count > 0) *to = x;
+  } else {
+#if HEADWISE_ISA_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      _mm512_mask_storeu_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m512, x));
+    } else {
+      _mm512_mask_storeu_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m512d, x));
+    }
+#elif HEADWISE_ISA_BYTES == 32
+    if constexpr (sizeof(T) == 4) {
+      _mm256_maskstore_ps(to, lanes_below<T>(count), __builtin_bit_cast(__m256, x));
+    } else {
+      _mm256_maskstore_pd(to, lanes_below<T>(count), __builtin_bit_cast(__m256d, x));
+    }
+#else
+    T lanes[std::size_t{S::width}];
+    S::store(x, lanes);
+    for (Index n = 0; n < std::min<Index>(count, S::width); ++n) to[n] = lanes[n];
+#endif
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA
+
 // headwise/simd/float16.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::simd::HEADWISE_ISA {
@@ -71163,6 +72233,13 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
       for (; n + width <= N; n += width) {
         F::store(F::load_rows(b.data + k * b.row + n, b.row), out + n, apart);
       }
+      if constexpr (F::depth == 1 && std::same_as<U, T>) {
+        if (n < row) {
+          F::store(simd::HEADWISE_ISA::load_first<T>(b.data + k * b.row + n, N - n), out + n,
+                   apart);
+          continue;
+        }
+      }
     }
     for (; n < row; ++n) {
       const auto number = [&](Index t) {
@@ -71653,6 +72730,29 @@ constexpr Index gemm_scratch(const Extents& size) {
 }
 
 template <class T>
+void load_edge(Row<const T> from, Index count, T* to) {
+  constexpr Index width = Tile<T>::width;
+  if (from.step == 1) {
+    for (Index n = 0; n < Tile<T>::columns; n += width) {
+      Simd<T>::store(simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n), to + n);
+    }
+    return;
+  }
+  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
+}
+template <class T>
+void store_edge(const T* from, Index count, Row<T> to) {
+  constexpr Index width = Tile<T>::width;
+  if (to.step == 1) {
+    for (Index n = 0; n < count; n += width) {
+      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
+    }
+    return;
+  }
+  for (Index n = 0; n < count; ++n) to[n] = from[n];
+}
+
+template <class T>
 void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K, const Matrix<T>& c,
               const TileStore<T>& store) {
   constexpr Index rows = Tile<T>::rows, columns = Tile<T>::columns, width = Tile<T>::width;
@@ -71665,13 +72765,12 @@ void run_edge(const Walk<T>& a, const Walk<T>& b, Index M, Index count, Index K,
   for (Index m = 0; m < M; m += rows) {
     const Index these = std::min<Index>(rows, M - m);
     for (Index r = 0; r < these && store.finish != Finish::assign; ++r) {
-      for (Index n = 0; n < count; ++n) part[r * columns + n] = c(m + r, n);
-      for (Index n = count; n < columns; ++n) part[r * columns + n] = T(0);
+      load_edge<T>(row<const T>(c, m + r), count, part + r * columns);
     }
     run_panel<T>({a.data + m / rows * a.tile, a.row, a.step}, b, these, (count + width - 1) / width,
                  K, to);
     for (Index r = 0; r < these; ++r) {
-      for (Index n = 0; n < count; ++n) c(m + r, n) = part[r * columns + n];
+      store_edge<T>(part + r * columns, count, row(c, m + r));
     }
   }
 }
@@ -71831,28 +72930,13 @@ struct Piece {
 };
 
 template <class T>
-[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
-  if (x.step == 1) {
-    std::memcpy(to.data, x.data + n, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
-  }
-  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
-}
-
-template <class T>
-[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
-  if (y.step == 1) {
-    std::memcpy(y.data + n, from.data, static_cast<std::size_t>(count) * sizeof(T));
-  } else {
-    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
-  }
-}
-
-template <class T>
 HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
   using S = Simd<T>;
-  if (x.step == 1 && count >= S::width) return S::load(x.data);
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
+    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
   T lanes[std::size_t{S::width}];
   for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
   return S::load(lanes);
@@ -71860,10 +72944,36 @@ HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count,
 template <class T>
 HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
   using S = Simd<T>;
-  if (y.step == 1 && count >= S::width) return S::store(x, y.data);
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
   T lanes[std::size_t{S::width}];
   S::store(x, lanes);
   for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+template <class T>
+[[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
+  if (x.step == 1) {
+    for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+    }
+    return;
+  }
+  for (Index t = 0; t < count; ++t) to.data[t] = x[n + t];
+  for (Index t = count; t < Piece<T>::size; ++t) to.data[t] = rest;
+}
+
+template <class T>
+[[gnu::noinline]] void scatter(const Piece<T>& from, Index n, Index count, Row<T> y) {
+  if (y.step != 1) {
+    for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
+    return;
+  }
+  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+    store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
+  }
 }
 
 template <class T>
@@ -71959,8 +73069,10 @@ struct RowMask {
   [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
     const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules == nullptr || begin >= end) return;
+    std::memset(seen.bytes, 0, sizeof seen.bytes);
+    if (begin >= end) return;
+    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
+    if (rules == nullptr) return;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
