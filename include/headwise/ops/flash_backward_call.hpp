@@ -130,14 +130,7 @@ class FlashBackwardCall {
   /// dq begins with 0. The first block that they look at does it, which reads d_o and dq anyway.
   /// (For all queries before all blocks it took 7 % of backward for a window of 256 keys, now 4.)
   void begin_queries(const kernels::FlashHead<T>& head, Index b, Index h, Index i0, Index rows) {
-    for (Index i = i0; i < i0 + rows; ++i) {
-      const auto dq = head.dq.from(i, 0);
-      if (dq.column == 1) {
-        std::fill_n(dq.data, sizes_.d, T(0));
-      } else {
-        for (Index n = 0; n < sizes_.d; ++n) dq(0, n) = T(0);
-      }
-    }
+    zero_rows(head.dq.from(i0, 0), rows, sizes_.d);
     run_.row_deltas(head, i0, rows, deltas_of(b, h) + i0);
     score_.add_sink(head, b, h, i0, rows);
     context_.count_flops(2 * sizes_.dv * rows, 2 * sizes_.dv * rows);
@@ -220,15 +213,17 @@ class FlashBackwardCall {
     return {head.k, head.v, head.stored_k, head.stored_v, first, count};
   }
 
-  /// One of them; `next` is asked for beside its last tile.
+  /// One of them; `next` is asked for beside its last tile. Keys behind the last one that a length
+  /// leaves are not multiplied with.
   void run_block(const KeyTask& of, Index worker, const std::optional<KeyTask>& next = {}) {
     const Index keys = run_.backward_keys, queries = run_.backward_queries;
     const Index b = of.b, g = of.g, j0 = of.number * keys;
-    const Index n = std::min<Index>(keys, sequences_.keys.length(b) - j0);
     const Index first = g * sizes_.group();
     auto head = head_at(of, first);
+    const Index here = std::min<Index>(keys, sequences_.keys.length(b) - j0);
+    const Index n = std::clamp<Index>(head.forward.visibility.key_count() - j0, 0, here);
     T* const to_scale = head.flows.scale;
-    run_.flash_backward_begin(head.forward, j0, n, workspace_.of(worker));
+    if (n > 0) run_.flash_backward_begin(head.forward, j0, n, workspace_.of(worker));
     kernels::TileWork work;
     for (Index h = first; h < first + sizes_.group(); ++h) {
       if (h != first) head = head_at(of, h);
@@ -240,7 +235,7 @@ class FlashBackwardCall {
         const Index place = place_of(b, h, i0), turn = blocks.before(j0);
         turns_.wait(place, turn);
         if (turn == 0) begin_queries(head, b, h, i0, rows);
-        work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+        if (n > 0) work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
         turns_.finish(place);
       }
     }
@@ -254,6 +249,8 @@ class FlashBackwardCall {
         run_.flash_backward_end(head.forward, j0, n, dk, dv, to_scale, workspace_.of(worker));
       });
     });
+    zero_rows(dk_rows.from(n, 0), here - n, sizes_.d);
+    zero_rows(dv_rows.from(n, 0), here - n, sizes_.dv);
     const std::int64_t extra = kernels::backward_extras(head.forward);
     context_.count_flops(work.pairs * (6 * sizes_.d + 4 * sizes_.dv + 7 + extra),
                          work.executed_flops);

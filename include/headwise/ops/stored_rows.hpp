@@ -37,6 +37,19 @@ void write_rows(const kernels::Matrix<U>& to, Index rows, Index N, T* scratch, c
   }
 }
 
+/// to [rows, N] = 0.
+template <class U>
+void zero_rows(const kernels::Matrix<U>& to, Index rows, Index N) {
+  for (Index r = 0; r < rows; ++r) {
+    const auto row = to.from(r, 0);
+    if (row.column == 1) {
+      std::fill_n(row.data, N, U());
+    } else {
+      for (Index n = 0; n < N; ++n) row(0, n) = U();
+    }
+  }
+}
+
 /// How far row `row` of x, along the last axis, lies behind its first one.
 template <class U, int R>
 Index row_offset(const In<U, R>& x, Index row) {
