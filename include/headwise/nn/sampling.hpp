@@ -71,10 +71,17 @@ class RankedTokens {
   Index at(Index n) {
     while (n >= sorted_) {  // far fewer than all are asked for as a rule
       const Index next = std::min<Index>(count_, std::max<Index>(64, 8 * sorted_));
-      std::partial_sort(order_ + sorted_, order_ + next, order_ + count_, [&](Index a, Index b) {
+      const auto before = [&](Index a, Index b) {
         const T x = logits_(a), y = logits_(b);
         return y < x || (!(x < y) && a < b);
-      });
+      };
+      Index *const from = order_ + sorted_, *const to = order_ + next, *const end = order_ + count_;
+      if (sorted_ == 0) {
+        std::partial_sort(from, to, end, before);
+      } else {  // of many, half the time; of few, seven times
+        std::nth_element(from, to, end, before);
+        std::sort(from, to, before);
+      }
       sorted_ = next;
     }
     return order_[n];
