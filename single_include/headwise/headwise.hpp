@@ -8863,7 +8863,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -8878,7 +8880,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -8966,15 +8968,24 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Which elements of a piece are visible, a byte each.
+/// Which elements of a piece are visible: a range, or a byte each.
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
   /// yes in the visible lanes of the vector from element `at` on, no in the others.
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -8995,14 +9006,17 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  /// A byte for each element of the piece from n on: whether it is visible.
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  /// Which elements of the piece from n on are visible.
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  /// The same by bytes.
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -16768,7 +16782,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -16782,7 +16798,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -16855,11 +16871,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -16877,13 +16902,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -24054,7 +24081,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -24068,7 +24097,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -24141,11 +24170,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -24163,13 +24201,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -46457,7 +46497,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -46471,7 +46513,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -46544,11 +46586,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -46566,13 +46617,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -51751,7 +51804,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -51765,7 +51820,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -51838,11 +51893,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -51860,13 +51924,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -57041,7 +57107,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -57055,7 +57123,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -57128,11 +57196,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -57150,13 +57227,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -62331,7 +62410,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -62345,7 +62426,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -62418,11 +62499,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -62440,13 +62530,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -67686,7 +67778,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -67700,7 +67794,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -67773,11 +67867,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -67795,13 +67898,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
@@ -72974,7 +73079,9 @@ template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
-      Simd<T>::store(load_lanes<T>({x.data + n + t, 1}, count - t, rest), to.data + t);
+      auto part = Simd<T>::broadcast(rest);
+      if (t < count) part = load_lanes<T>({x.data + n + t, 1}, count - t, rest);
+      Simd<T>::store(part, to.data + t);
     }
     return;
   }
@@ -72988,7 +73095,7 @@ template <class T>
     for (Index t = 0; t < count; ++t) y[n + t] = from.data[t];
     return;
   }
-  for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
+  for (Index t = 0; t < count; t += Piece<T>::width) {
     store_lanes<T>(Simd<T>::load(from.data + t), {y.data + n + t, 1}, count - t);
   }
 }
@@ -73061,11 +73168,20 @@ HEADWISE_STRICT_MATH_BEGIN
 
 template <class T>
 struct PieceMask {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+
+  bool by_bytes;
+  KeyRange range;  // of the piece's elements
   std::uint8_t bytes[std::size_t{Piece<T>::size}];
 
-  HEADWISE_INLINE typename Simd<T>::Vector select(Index at, const typename Simd<T>::Vector& yes,
-                                                  const typename Simd<T>::Vector& no) const {
-    return Simd<T>::select(Simd<T>::load_bytes(bytes + at), yes, no);
+  HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
+                                            const typename S::Vector& no) const {
+    if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
+    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
+    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
+                               S::broadcast_int(static_cast<Int>(range.end))),
+                     yes, no);
   }
 };
 
@@ -73083,13 +73199,15 @@ struct RowMask {
   bool whole(Index n) const {
     return rules == nullptr && n >= range.begin && n + Piece<T>::size <= range.end;
   }
-  [[gnu::noinline]] void look(Index n, PieceMask<T>& seen) const {
+  HEADWISE_INLINE void look(Index n, PieceMask<T>& seen) const {
     const Index begin = std::max<Index>(range.begin - n, 0);
-    const Index end = std::min<Index>(range.end - n, Piece<T>::size);
-    std::memset(seen.bytes, 0, sizeof seen.bytes);
-    if (begin >= end) return;
-    std::memset(seen.bytes + begin, 1, static_cast<std::size_t>(end - begin));
-    if (rules == nullptr) return;
+    seen.range = {begin, std::clamp<Index>(range.end - n, begin, Piece<T>::size)};
+    seen.by_bytes = rules != nullptr && seen.range.size() > 0;
+    if (seen.by_bytes) ask(n, seen);
+  }
+  [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
+    const auto [begin, end] = seen.range;
+    for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
