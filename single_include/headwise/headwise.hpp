@@ -6218,7 +6218,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 /// from_0 ... from_{count - 1} in the first lanes, 0 in the others; all lanes where count is more.
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -6246,7 +6246,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 /// The first `count` lanes of x to to_0 ...; all where count is more.
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -14510,7 +14510,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -14537,7 +14537,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -21809,7 +21809,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -21836,7 +21836,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -44225,7 +44225,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -44252,7 +44252,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -49532,7 +49532,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -49559,7 +49559,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -54835,7 +54835,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -54862,7 +54862,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -60138,7 +60138,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -60165,7 +60165,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -65506,7 +65506,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -65533,7 +65533,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {
@@ -70807,7 +70807,7 @@ HEADWISE_INLINE __m256i lanes_below(Index count) {
 
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   using Vector [[maybe_unused]] = typename S::Vector;
   if constexpr (!vectorised<T>) {
     return count > 0 ? *from : T(0);
@@ -70834,7 +70834,7 @@ HEADWISE_INLINE typename Simd<T>::Vector load_first(const T* from, Index count) 
 
 template <Scalar T>
 HEADWISE_INLINE void store_first(const typename Simd<T>::Vector& x, T* to, Index count) {
-  using S = Simd<T>;
+  using S [[maybe_unused]] = Simd<T>;
   if constexpr (!vectorised<T>) {
     if (count > 0) *to = x;
   } else {

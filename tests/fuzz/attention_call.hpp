@@ -257,24 +257,24 @@ class AttentionCall {
     const Real slack = 64 * (1 + expected.condition) * scores_->size();
     constexpr Real normal = std::numeric_limits<T>::min();
     const Real terms = least_terms(problem);
-    const Real back =
-        terms * std::max(Real{1}, (tiles_ ? left_out<T>(expected.weights) : 0) / normal);
-    const Real flows = std::max(back, terms / Real{std::numeric_limits<T>::epsilon()});
+    const Real weighed = std::max(Real{1}, left_out<T>(expected.weights) / normal);
+    const Real sums_of_weights = terms * weighed;
+    const Real flows = std::max(sums_of_weights, terms / Real{std::numeric_limits<T>::epsilon()});
     const auto hold = [&]<int R>(TensorView<T, R> got, const Field& sums, Real least,
                                  const char* what) {
       check(near<T, R>(got, sums, slack, least), what);
     };
-    hold(o_.view(), expected.o, terms, "o is the naive loops'");
+    hold(o_.view(), expected.o, sums_of_weights, "o is the naive loops'");
     hold(dq_.view(), expected.dq, flows, "dq is the naive loops'");
     hold(dk_.view(), expected.dk, flows, "dk is the naive loops'");
-    hold(dv_.view(), expected.dv, back, "dv is the naive loops'");
+    hold(dv_.view(), expected.dv, sums_of_weights, "dv is the naive loops'");
     scores_->compare(expected, problem.scale, problem.bias, [&](auto got, const Field& sums) {
       hold(got, sums, flows, "gradients of what changes scores are the naive loops'");
     });
     if (tiles_) {
       hold(slice(kept_.view(), 3, 0, 1), expected.lse, 1, "lse is the naive loops'");
     } else {
-      hold(kept_.view(), expected.weights, 1, "weights are the naive loops'");
+      hold(kept_.view(), expected.weights, weighed, "weights are the naive loops'");
     }
   }
 

@@ -39,8 +39,8 @@ bool near(const In<T, R>& got, const Field& expected, Real slack, Real least = 1
   return is_near;
 }
 
-/// The greatest weight that backward of tiles counts as 0 though it is a normal number: one below
-/// 2^-64 of its row, 2^-512 in double. (As rounded: up to twice that.)
+/// The greatest weight that attention counts as 0 though it is a normal number: one below 2^-64 of
+/// the greatest of its row, 2^-512 in double. (As rounded: up to twice that.)
 template <class T>
 Real left_out(const Field& weights) {
   const Real least = std::ldexp(Real{1}, std::is_same_v<T, float> ? -63 : -511);
