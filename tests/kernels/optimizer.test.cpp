@@ -160,7 +160,9 @@ TEST_CASE("what an optimiser keeps decays to 0 where no gradient comes, and is n
     // A moment above and one below 2^26 of the least normal number, and a square near that.
     const std::vector<T> p(2, T(1)), g(2, T(0)), moments{T(0x1.4p26) * least, -T(0x1p26) * least};
     auto p_now = p, m = moments, v = std::vector<T>{T(1.25) * least, T(1.0078125) * least};
-    run.adamw(adamw_step<T>(false), p_now.data(), g.data(), m.data(), v.data(), 2);
+    auto step = adamw_step<T>(false);
+    step.least_moment = kernels::least_moment<T>(), step.least_square = kernels::least_square<T>();
+    run.adamw(step, p_now.data(), g.data(), m.data(), v.data(), 2);
     CHECK(same(m[0], stored<T>(moments[0] + stored<T>(T(0.1) * -moments[0]))));
     CHECK(m[1] == T(0));
     CHECK(v[0] > T(0));
@@ -170,7 +172,8 @@ TEST_CASE("what an optimiser keeps decays to 0 where no gradient comes, and is n
                                 .weight_decay = T(0),
                                 .momentum = T(0.9),
                                 .one_minus_dampening = T(1),
-                                .minus_rate = T(-0.1)};
+                                .minus_rate = T(-0.1),
+                                .least_velocity = kernels::least_moment<T>()};
     run.sgd(s, p_now.data(), g.data(), u.data(), 2);
     CHECK(same(u[0], stored<T>(moments[0] * T(0.9))));
     CHECK(u[1] == T(0));

@@ -112,6 +112,18 @@ TEST_CASE("the first step of AdamW is the learning rate against the sign of the 
   }
 }
 
+TEST_CASE("AdamW without an epsilon goes by the sign of gradients however small", "[optim]") {
+  for (const double epsilon : {0.0, 1e-30}) {
+    Tensor<float, 1> value({1}), gradient({1});
+    value(0) = 1, gradient(0) = 1e-20f;
+    ParameterList<float> list;
+    list.add("x", value, gradient);
+    AdamW<float> optimizer(list, {.learning_rate = 0.1, .epsilon = epsilon, .weight_decay = 0});
+    for (int n = 0; n < 3; ++n) optimizer.step();
+    CHECK(std::abs(value(0) - 0.7f) < 0.01f);  // of the mean of squares few digits are left
+  }
+}
+
 TEST_CASE("an optimiser goes on from any number of steps that a double tells from the next",
           "[optim]") {
   OptimizerProblem<double> problem({{3, 7}}, Layout::dense);

@@ -78,7 +78,7 @@ class RankedTokens {
       Index *const from = order_ + sorted_, *const to = order_ + next, *const end = order_ + count_;
       if (sorted_ == 0) {
         std::partial_sort(from, to, end, before);
-      } else {  // of many, half the time; of few, seven times
+      } else {  // for many in half the time of partial_sort; for few in seven times
         std::nth_element(from, to, end, before);
         std::sort(from, to, before);
       }

@@ -41,7 +41,8 @@ struct SgdOptions {
 ///   w = w - rate g
 ///
 /// in the order of operations of PyTorch 2.6 (torch.optim.SGD, for each tensor). State: u of every
-/// parameter whose group has momentum when it is added.
+/// parameter whose group has momentum when it is added; one below 7.9e-31 (1.5e-300 in double)
+/// becomes 0.
 /// Source: Sutskever, Martens, Dahl, Hinton, "On the importance of initialization and momentum in
 /// deep learning", ICML 2013.
 template <Scalar T>
@@ -101,6 +102,7 @@ class Sgd : public Optimizer<T, SgdOptions> {
             .momentum = T(o.momentum),
             .one_minus_dampening = T(1 - o.dampening),
             .minus_rate = T(-o.learning_rate),
+            .least_velocity = kernels::least_moment<T>(),
             .decays = o.weight_decay > 0,
             .first = first,
             .nesterov = o.nesterov};
