@@ -6907,7 +6907,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector below_zero(
 /// e^(high + low) for sums from -1150 to 0, high of 18 bits (float) or 40 (double), |low| below 1:
 /// the product of high is exact, so that the result's relative error does not grow with the sum. 0
 /// where it would be less than about 2^bits of the least normal number, bits at least 1; NaN stays
-/// NaN. (Denormal results made gelu of numbers around 20 16 times as slow: Xeon, model 167.)
+/// NaN. (Denormal results made gelu of numbers spread by 20 15 times as slow: Xeon, model 167.)
 template <Scalar T, int bits = 1>
 requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_e(
     const typename Simd<T>::Vector& high, const typename Simd<T>::Vector& low) {
@@ -7281,6 +7281,53 @@ void run_tile(const Panel<T>& panel, const Element<T>* a, Index first) {
     b += panel.b_step;
   }
   finish_tile<T, M, V>(panel, first, sum);
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/lanes.inc
+// Vectors of which some lanes count, by rows of any step. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The lanes of keys, or other elements, j, j + 1 ... that lie in a range.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+/// x_0 ... x_{count - 1} in the lanes of a vector, and `rest` in the others.
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+/// The first `count` lanes to y_0 ...
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
 }
 
 HEADWISE_STRICT_MATH_END
@@ -8633,27 +8680,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 ///@{
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 ///@}
 
@@ -8857,32 +8894,6 @@ struct Piece {
   T data[std::size_t{size}];
 };
 
-/// x_0 ... x_{count - 1} in the lanes of a vector, and `rest` in the others.
-template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-/// The first `count` lanes to y_0 ...
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
 /// Copies x_n ... x_{n + count - 1}, and `rest` behind.
 template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
@@ -8997,7 +9008,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -9007,10 +9017,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -9120,7 +9127,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -9132,7 +9140,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -9145,7 +9153,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -12151,8 +12159,9 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
     const bool one = are_one_row(of, end - begin);
+    const Index rows = one ? 1 : end - begin;
     const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
-    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
+    for (Index i = begin; i < begin + rows; ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -13865,16 +13874,6 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// The lanes of keys j, j + 1 ... that lie in a range.
-template <class T>
-HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
-  using S = Simd<T>;
-  using Int = typename S::Int;
-  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
-                   S::broadcast_int(static_cast<Int>(range.begin)),
-                   S::broadcast_int(static_cast<Int>(range.end)));
-}
-
 /// The greatest of `before` and of the scores of keys begin ... end - 1 of a block.
 template <class T>
 T greatest_score(const T* s, KeyRange range, T before) {
@@ -15435,6 +15434,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -16581,27 +16623,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -16782,30 +16814,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -16899,7 +16907,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -16908,10 +16915,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -17008,7 +17012,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -17020,7 +17025,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -17033,7 +17038,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -19667,8 +19672,9 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
     const bool one = are_one_row(of, end - begin);
+    const Index rows = one ? 1 : end - begin;
     const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
-    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
+    for (Index i = begin; i < begin + rows; ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -21197,15 +21203,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
-  using S = Simd<T>;
-  using Int = typename S::Int;
-  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
-                   S::broadcast_int(static_cast<Int>(range.begin)),
-                   S::broadcast_int(static_cast<Int>(range.end)));
-}
 
 template <class T>
 T greatest_score(const T* s, KeyRange range, T before) {
@@ -22738,6 +22735,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -23884,27 +23924,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -24085,30 +24115,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -24202,7 +24208,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -24211,10 +24216,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -24311,7 +24313,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -24323,7 +24326,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -24336,7 +24339,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -26970,8 +26973,9 @@ void combine_rows(Combination how, const CombinedRows<T>& of, Index begin, Index
   with_combination<T>(how, of.alpha, [&](const auto& f) HEADWISE_ALWAYS_INLINE {
     Piece<T> copied_a, copied_b, result;
     const bool one = are_one_row(of, end - begin);
+    const Index rows = one ? 1 : end - begin;
     const RowPieces<T> pieces{one ? of.N * (end - begin) : of.N};
-    for (Index i = begin; i < (one ? begin + 1 : end); ++i) {
+    for (Index i = begin; i < begin + rows; ++i) {
       const Row<const T> a = row(of.a, i), b = row(of.b, i);
       const Row<T> y = row(of.y, i);
       if constexpr (simd::vectorised<T>) {
@@ -28500,15 +28504,6 @@ HEADWISE_STRICT_MATH_END
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
-  using S = Simd<T>;
-  using Int = typename S::Int;
-  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
-                   S::broadcast_int(static_cast<Int>(range.begin)),
-                   S::broadcast_int(static_cast<Int>(range.end)));
-}
 
 template <class T>
 T greatest_score(const T* s, KeyRange range, T before) {
@@ -42144,7 +42139,8 @@ class RankedTokens {
       Index *const from = order_ + sorted_, *const to = order_ + next, *const end = order_ + count_;
       if (sorted_ == 0) {
         std::partial_sort(from, to, end, before);
-      } else {  // for many in half the time of partial_sort; for few in seven times
+      } else {
+        // Half of partial_sort's time for many tokens; for the first few it takes seven times.
         std::nth_element(from, to, end, before);
         std::sort(from, to, before);
       }
@@ -45158,6 +45154,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -46304,27 +46343,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -46505,30 +46534,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -46622,7 +46627,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -46631,10 +46635,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -46731,7 +46732,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -46743,7 +46745,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -46756,7 +46758,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -50470,6 +50472,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -51616,27 +51661,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -51817,30 +51852,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -51934,7 +51945,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -51943,10 +51953,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -52043,7 +52050,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -52055,7 +52063,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -52068,7 +52076,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -55778,6 +55786,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -56924,27 +56975,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -57125,30 +57166,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -57242,7 +57259,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -57251,10 +57267,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -57351,7 +57364,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -57363,7 +57377,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -57376,7 +57390,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -61086,6 +61100,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -62232,27 +62289,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -62433,30 +62480,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -62550,7 +62573,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -62559,10 +62581,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -62659,7 +62678,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -62671,7 +62691,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -62684,7 +62704,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -66459,6 +66479,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -67605,27 +67668,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -67806,30 +67859,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -67923,7 +67952,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -67932,10 +67960,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -68032,7 +68057,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -68044,7 +68070,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -68057,7 +68083,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
@@ -71765,6 +71791,49 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/lanes.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::IntVector lanes_within(KeyRange range, Index j) {
+  using S = Simd<T>;
+  using Int = typename S::Int;
+  return S::within(S::lane_numbers() + S::broadcast_int(static_cast<Int>(j)),
+                   S::broadcast_int(static_cast<Int>(range.begin)),
+                   S::broadcast_int(static_cast<Int>(range.end)));
+}
+
+template <class T>
+HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
+  using S = Simd<T>;
+  if (x.step == 1) {
+    if (count >= S::width) return S::load(x.data);
+    return S::select(lanes_within<T>({0, count}, 0),
+                     simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
+  }
+  T lanes[std::size_t{S::width}];
+  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
+  return S::load(lanes);
+}
+template <class T>
+HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
+  using S = Simd<T>;
+  if (y.step == 1) {
+    return count >= S::width ? S::store(x, y.data)
+                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
+  }
+  T lanes[std::size_t{S::width}];
+  S::store(x, lanes);
+  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/amx_tile.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -72911,27 +72980,17 @@ constexpr Index gemm_scratch(const Extents& size) {
 
 template <class T>
 void load_edge(Row<const T> from, Index count, T* to) {
-  constexpr Index width = Tile<T>::width;
-  if (from.step == 1) {
-    for (Index n = 0; n < Tile<T>::columns; n += width) {
-      auto part = Simd<T>::zero();
-      if (n < count) part = simd::HEADWISE_ISA::load_first<T>(from.data + n, count - n);
-      Simd<T>::store(part, to + n);
-    }
-    return;
+  for (Index n = 0; n < Tile<T>::columns; n += Tile<T>::width) {
+    auto part = Simd<T>::zero();
+    if (n < count) part = load_lanes<T>({&from[n], from.step}, count - n, T(0));
+    Simd<T>::store(part, to + n);
   }
-  for (Index n = 0; n < Tile<T>::columns; ++n) to[n] = n < count ? from[n] : T(0);
 }
 template <class T>
 void store_edge(const T* from, Index count, Row<T> to) {
-  constexpr Index width = Tile<T>::width;
-  if (to.step == 1) {
-    for (Index n = 0; n < count; n += width) {
-      simd::HEADWISE_ISA::store_first<T>(Simd<T>::load(from + n), to.data + n, count - n);
-    }
-    return;
+  for (Index n = 0; n < count; n += Tile<T>::width) {
+    store_lanes<T>(Simd<T>::load(from + n), {&to[n], to.step}, count - n);
   }
-  for (Index n = 0; n < count; ++n) to[n] = from[n];
 }
 
 template <class T>
@@ -73112,30 +73171,6 @@ struct Piece {
 };
 
 template <class T>
-HEADWISE_INLINE typename Simd<T>::Vector load_lanes(Row<const T> x, Index count, const T& rest) {
-  using S = Simd<T>;
-  if (x.step == 1) {
-    if (count >= S::width) return S::load(x.data);
-    const auto within = S::lane_numbers() < S::broadcast_int(static_cast<typename S::Int>(count));
-    return S::select(within, simd::HEADWISE_ISA::load_first<T>(x.data, count), S::broadcast(rest));
-  }
-  T lanes[std::size_t{S::width}];
-  for (Index n = 0; n < S::width; ++n) lanes[n] = n < count ? x[n] : rest;
-  return S::load(lanes);
-}
-template <class T>
-HEADWISE_INLINE void store_lanes(const typename Simd<T>::Vector& x, Row<T> y, Index count) {
-  using S = Simd<T>;
-  if (y.step == 1) {
-    return count >= S::width ? S::store(x, y.data)
-                             : simd::HEADWISE_ISA::store_first<T>(x, y.data, count);
-  }
-  T lanes[std::size_t{S::width}];
-  S::store(x, lanes);
-  for (Index n = 0; n < S::width && n < count; ++n) y[n] = lanes[n];
-}
-
-template <class T>
 [[gnu::noinline]] void gather(Row<const T> x, Index n, Index count, T rest, Piece<T>& to) {
   if (x.step == 1) {
     for (Index t = 0; t < Piece<T>::size; t += Piece<T>::width) {
@@ -73229,7 +73264,6 @@ HEADWISE_STRICT_MATH_BEGIN
 template <class T>
 struct PieceMask {
   using S = Simd<T>;
-  using Int = typename S::Int;
 
   bool by_bytes;
   KeyRange range;  // of the piece's elements
@@ -73238,10 +73272,7 @@ struct PieceMask {
   HEADWISE_INLINE typename S::Vector select(Index at, const typename S::Vector& yes,
                                             const typename S::Vector& no) const {
     if (by_bytes) return S::select(S::load_bytes(bytes + at), yes, no);
-    const auto element = S::lane_numbers() + S::broadcast_int(static_cast<Int>(at));
-    return S::select(S::within(element, S::broadcast_int(static_cast<Int>(range.begin)),
-                               S::broadcast_int(static_cast<Int>(range.end))),
-                     yes, no);
+    return S::select(lanes_within<T>(range, at), yes, no);
   }
 };
 
@@ -73338,7 +73369,8 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
                 const RowTerms<T>& terms = {}) {
   using S = Simd<T>;
   using simd::HEADWISE_ISA::power_of_two;
-  const auto& [lowest, sink, none] = terms;
+  const T lowest = terms.lowest;
+  const T* const sink = terms.sink;
   const RowPieces<T> row{N};
   Piece<T> copy, result;
   T most = greatest_of<T>(x, N, mask);
@@ -73350,7 +73382,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     const T* in = row.read(x, n, T(0), copy);
     T* out = row.write(p, n, result);
     each_vector<T>([&](auto v, Index at) HEADWISE_ALWAYS_INLINE {
-      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, terms.lowest);
+      auto weight = power_of_two<T>((S::load(in + at) - greatest) * unit, lowest);
       if (!all) weight = seen.select(at, weight, S::zero());
       S::store(weight, out + at);
       sums.sums[v] = sums.sums[v] + weight;
@@ -73363,7 +73395,7 @@ void softmax_of(Row<const T> x, Row<T> p, Index N, const RowMask<T>& mask,
     S::store(power_of_two<T>((S::broadcast(*sink) - greatest) * unit, lowest), weight);
     total = total + weight[0];
   }
-  if (none == NoWeight::zeros && total == T(0)) total = T(1);
+  if (terms.none == NoWeight::zeros && total == T(0)) total = T(1);
   const auto sum = S::broadcast(total);
   const bool ask = !(T(0) < total);  // 0 / total is 0 otherwise
   mask.each_piece([&](Index n, bool all, const PieceMask<T>& seen) HEADWISE_ALWAYS_INLINE {
