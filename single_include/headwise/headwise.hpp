@@ -9805,7 +9805,7 @@ class TileMask {
   using S = Simd<T>;
   using Int = typename S::Int;
 
-  /// Cuts the block to the keys that some query sees.
+  /// Cuts the block, which ends where a length does or before, to the keys that some query sees.
   void fill(const HeadVisibility<T>& rules, TileBlock& block) {
     const KeyRange here{block.j0, block.j0 + block.end};
     whole_ = rules.ranges_hold(block.i0, block.rows, here);
@@ -9915,7 +9915,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -17702,7 +17702,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -25003,7 +25003,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -47422,7 +47422,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -52740,7 +52740,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -58054,7 +58054,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -63368,7 +63368,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -68747,7 +68747,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);
@@ -74059,7 +74059,7 @@ class TileMask {
     };
     const KeyRange first = rules.reach_of_any_keys(block.i0);
     const Int begin = in_sight(first.begin), end = in_sight(first.end);
-    const Int last = std::clamp<Int>(in_sight(rules.key_count()), 0, static_cast<Int>(block.end));
+    const Int last = static_cast<Int>(block.end);
     for (Int r = 0; r < block.rows; ++r) {
       begin_[r] = std::clamp<Int>(begin + r, 0, last);
       end_[r] = std::clamp<Int>(end + r, begin_[r], last);

@@ -29,12 +29,12 @@ void masks() {
     rules.visible = [=](Index, Index, Index i, Index j) { return j <= diagonal(n, i); };
     check_attention(n, {.mask = causal}, rules, "causal");
   }
-  {
+  for (const Index window : {9, 100}) {  // within a panel of keys, and over some whole ones
     Rules rules;
     rules.visible = [=](Index, Index, Index i, Index j) {
-      return std::abs(j - diagonal(several, i)) < 9;
+      return std::abs(j - diagonal(several, i)) < window;
     };
-    check_attention(several, {.mask = Mask::window(9)}, rules, "window");
+    check_attention(several, {.mask = Mask::window(window)}, rules, "window");
   }
   {
     const Index lengths[] = {300, 0};

@@ -114,7 +114,7 @@ TEST_CASE("the first step of AdamW is the learning rate against the sign of the 
 
 TEST_CASE("AdamW without an epsilon goes by the sign of gradients however small", "[optim]") {
   for (const double epsilon : {0.0, 1e-30}) {
-    Tensor<float, 1> value({1}), gradient({1});
+    Tensor<float, 1> value(Shape<1>{1}), gradient(Shape<1>{1});
     value(0) = 1, gradient(0) = 1e-20f;
     ParameterList<float> list;
     list.add("x", value, gradient);
