@@ -1,6 +1,7 @@
 // What is done to scores, in the tiles of flash attention, forward and backward, with the gradients
 // of what is learned: scores/plain is the same call with nothing done to them. Rotary positions and
 // norms of queries and keys are passes before the call and behind its backward: timed with it.
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -97,6 +98,17 @@ void give_keep(Problem& to) {
   to.options.mask.add(Mask::keep(to.seen));
 }
 
+/// In place of `causal`: 0 on and below the diagonal, -infinity above, for all heads.
+void give_causal_bias(Problem& to) {
+  to.bias = Tensor<float, 4>(Shape{Index{1}, Index{1}, to.L, to.L});
+  for (Index i = 0; i < to.L; ++i) {
+    for (Index j = i + 1; j < to.L; ++j) {
+      to.bias(0, 0, i, j) = -std::numeric_limits<float>::infinity();
+    }
+  }
+  to.options.mask = Mask::bias(to.bias);
+}
+
 void give_documents(Problem& to) {
   to.documents = Tensor<std::int32_t, 2>(Shape{to.B, to.L});
   for (Index n = 0; n < to.documents.size(); ++n) {
@@ -171,6 +183,7 @@ const std::vector<Change>& changes() {
          to.d_bias = Tensor<float, 4>(to.bias.shape());
          to.options.mask.add(Mask::bias(to.bias)), to.learned.d_biases[0] = to.d_bias;
        }},
+      {"causal_bias", give_causal_bias},
       {"keep", give_keep},
       {"dropout", [](Problem& to) { to.options.dropout = {.rate = 0.1, .seed = 8}; }},
       {"function", [](Problem& to) { to.options.score.function = to.fading_function; }},
