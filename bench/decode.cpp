@@ -1,6 +1,6 @@
 // One query against the keys and values of the tokens before, which is to read them once: of a
-// KeyValueCache, also in 16 bits and with something done to scores, and rows of keys that lie head
-// by head, or token by token, as a projection writes them.
+// KeyValueCache, also in 16 bits, with something done to scores and with keys masked, and rows of
+// keys that lie head by head, or token by token, as a projection writes them.
 #include <memory>
 
 #include "support.hpp"
@@ -12,8 +12,9 @@ namespace {
 /// Where keys and values lie.
 enum class Layout { cache, by_head, by_token };
 
-/// What is done to scores, of which the problem has the tensors.
-enum class Change { none, softcap, alibi, relative_bias, sinks };
+/// What is done to scores, or hidden, of which the problem has the tensors: `keep` hides each
+/// seventh key, `bias` has a number for each.
+enum class Change { none, softcap, alibi, relative_bias, sinks, keep, bias };
 
 /// Of keys and values that are stored as U.
 template <class T, class U = T>
@@ -25,6 +26,8 @@ struct Problem {
   KeyValueCache<T> held;      // with one
   Tensor<T, 1> each;          // [H], of what each head has
   Tensor<T, 2> table;         // [H, 257]
+  Tensor<bool, 2> seen;       // [1, S]
+  Tensor<T, 4> bias;          // [1, 1, 1, S]
   AttentionOptions<T> options{.mask = causal};
 
   Problem(const std::vector<Index>& sizes, Layout where, Change change)
@@ -45,7 +48,12 @@ struct Problem {
               .d_head = d,
               .stored_as = detail::stored_as<U>}),
         each(alibi_slopes<T>(H)),
-        table(random_tensor<T>(Shape{H, Index{257}}, 4)) {
+        table(random_tensor<T>(Shape{H, Index{257}}, 4)),
+        seen({1, S}),
+        bias(random_tensor<T>(Shape{Index{1}, Index{1}, Index{1}, S}, 5)) {
+    for (Index j = 0; j < S; ++j) seen(0, j) = j % 7 != 3;
+    if (change == Change::keep) options.mask.add(Mask::keep_keys(seen));
+    if (change == Change::bias) options.mask.add(Mask::bias(bias));
     ScoreOptions<T>& score = options.score;
     if (change == Change::softcap) score.softcap = T(20);
     if (change == Change::alibi) score.alibi_slopes = each;
@@ -130,6 +138,8 @@ void add_decode(Families& families) {
   add<float, Layout::cache, float, Change::alibi>(families, "decode/alibi");
   add<float, Layout::cache, float, Change::relative_bias>(families, "decode/relative_bias");
   add<float, Layout::cache, float, Change::sinks>(families, "decode/sinks");
+  add<float, Layout::cache, float, Change::keep>(families, "decode/keep");
+  add<float, Layout::cache, float, Change::bias>(families, "decode/bias");
 }
 
 }  // namespace headwise::bench

@@ -109,6 +109,17 @@ void give_causal_bias(Problem& to) {
   to.options.mask = Mask::bias(to.bias);
 }
 
+/// The last quarter of the keys, for all queries; no causality.
+void give_padding_bias(Problem& to) {
+  to.bias = Tensor<float, 4>(Shape{Index{1}, Index{1}, Index{1}, to.L});
+  const Index length = 3 * to.L / 4;
+  for (Index j = length; j < to.L; ++j) {
+    to.bias(0, 0, 0, j) = -std::numeric_limits<float>::infinity();
+  }
+  to.options.mask = Mask::bias(to.bias);
+  to.pairs = to.L * length;
+}
+
 void give_documents(Problem& to) {
   to.documents = Tensor<std::int32_t, 2>(Shape{to.B, to.L});
   for (Index n = 0; n < to.documents.size(); ++n) {
@@ -184,6 +195,7 @@ const std::vector<Change>& changes() {
          to.options.mask.add(Mask::bias(to.bias)), to.learned.d_biases[0] = to.d_bias;
        }},
       {"causal_bias", give_causal_bias},
+      {"padding_bias", give_padding_bias},
       {"keep", give_keep},
       {"dropout", [](Problem& to) { to.options.dropout = {.rate = 0.1, .seed = 8}; }},
       {"function", [](Problem& to) { to.options.score.function = to.fading_function; }},

@@ -1,8 +1,10 @@
 """What the comparison runs, and who runs it: a list of cases made from headwise_bench's shapes."""
 
-PARTS = ("mha", "sdpa", "decode", "gemm", "rows", "layout", "memory")
+PARTS = ("mha", "sdpa", "scores", "decode", "gemm", "rows", "layout", "memory")
 INSIDE = ("headwise", "eigen", "openblas")  # whom headwise_bench itself plays
 LENGTHS = (512, 1024, 2048, 4096, 8192)     # of the memory curve: (1, L, 512, 8)
+SCORES = ("plain", "causal_bias", "padding_bias", "keep", "documents", "window", "alibi", "softcap",
+          "dropout", "bias")
 EIGEN_LENGTH = 4096                         # the longest whose weights of L x L are worth the memory
 
 
@@ -68,6 +70,11 @@ def make(about, options, has_torch, against):
                 cases.append(case("heads/" + layout, values + [0], "layout"))
             for projection in ("fused", "three", "by_head"):
                 cases.append(case("projection/" + projection, values + [0], "layout"))
+    if "scores" in options.parts:
+        values = [1, 2048, 128, 2, 2] if options.quick else [1, 2048, 768, 12, 12]
+        for change in SCORES:
+            rivals = {"torch": f"scores/{change}/f32"} if has_torch else {}
+            cases.append(case("scores/" + change, values, "scores", rivals))
     if "decode" in options.parts:
         for values in about["decode"]:
             for family in ("decode/cache", "decode/by_head", "decode/by_token"):

@@ -97,6 +97,19 @@ def attention_part(results):
         ["shape", "causal", "forward, ms", "of peak", "backward, ms", "of peak", "scratch"], rows)
 
 
+def score_part(results):
+    cases = [case for case in results["cases"] if case["purpose"] == "scores"]
+    plain = [seconds_of(case) for case in cases if case["family"] == "scores/plain"]
+    rows = [[case["family"].split("/")[1].replace("_", " "), milliseconds(seconds_of(case)),
+             times(plain[0] / seconds_of(case)) if plain else "",
+             milliseconds(seconds_of(case, "torch")), times(times_as_fast(case, "torch"))]
+            for case in cases]
+    return ["## What is done to scores", "", f"Attention alone of {shape_name(cases[0]['values'])}, "
+            "forward + backward, causal but for padding, with the gradients of what is learned.",
+            ""] + grid(["change", "headwise, ms", "of plain", "PyTorch", "ratio"],
+                       rows) if rows else []
+
+
 def decode_part(results):
     rows = []
     for case in results["cases"]:
@@ -236,7 +249,7 @@ def entry_bytes(results, values):
 def write_table(results):
     """The whole page."""
     lines = heading(results)
-    for part in (module_part, attention_part, decode_part, grouped_part, product_part, layout_part,
+    for part in (module_part, attention_part, score_part, decode_part, grouped_part, product_part, layout_part,
                  row_part, memory_part, against_part):
         lines += part(results)
     return "\n".join(lines).rstrip() + "\n"

@@ -6,12 +6,15 @@ Reads a request a line and answers each with a line of JSON, as headwise_bench -
 
     FAMILY B L D H G CAUSAL    {"seconds": median, "best": .., "runs": ..}
     FAMILY B S D H G           likewise, for decode/cache/f32, by_head/f32 and by_token/f32
+    scores/CHANGE/f32 B L D H G    likewise: attention alone, forward and backward
     about                      {"version": .., "threads": .., "processor": ..}
 
 FAMILY is mha/forward/f32, without autograd, or mha/forward_backward/f32, with the gradients of the
 input and of every parameter. The module is one linear layer for queries, keys and values, then
-scaled_dot_product_attention, whose kernel keeps nothing of size L x L, then a linear layer. What it
-does not know is answered with {"error": ".."}. It needs torch and nothing else.
+scaled_dot_product_attention, whose kernel keeps nothing of size L x L, then a linear layer. What is
+done to scores is given to that function as far as it takes it: as a mask of bool or of float, made
+before; a softcap, which it does not know, is written out. What this does not know is answered with
+{"error": ".."}. It needs torch and nothing else.
 """
 import json
 import sys
@@ -60,8 +63,69 @@ def make_decoding(family, values):
     return forward
 
 
+def mask_of(change, length, heads):
+    """What headwise_bench's family scores/CHANGE does to pairs, as attn_mask."""
+    positions = torch.arange(length)
+    distance = positions[:, None] - positions[None, :]
+    seen = distance >= 0
+    nothing = torch.tensor(float("-inf"))
+    if change == "causal_bias":
+        return torch.where(seen, torch.tensor(0.0), nothing)
+    if change == "padding_bias":
+        return torch.where(positions < 3 * length // 4, torch.tensor(0.0), nothing)[None]
+    if change == "keep":
+        pairs = torch.arange(length * length).view(length, length)
+        return seen & (pairs % 7 != 3)
+    if change == "documents":
+        return seen & (positions[:, None] // 512 == positions[None, :] // 512)
+    if change == "window":
+        return seen & (distance < 256)
+    if change == "alibi":
+        slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+        return torch.where(seen, -slopes[:, None, None] * distance, nothing)[None]
+    raise ValueError("there is no change " + change)
+
+
+def make_scores(change, values):
+    """Causal attention of one tensor each, forward and backward, with a change of its scores."""
+    batch, length, d_model, heads, kv_heads = values
+    width = d_model // heads
+    q = torch.randn(batch, heads, length, width, requires_grad=True)
+    k, v = (torch.randn(batch, kv_heads, length, width, requires_grad=True) for _ in range(2))
+    learned, dy = [q, k, v], torch.randn(batch, heads, length, width)
+    hidden = torch.ones(length, length).triu(1).bool()
+
+    def attend(**arguments):
+        return F.scaled_dot_product_attention(q, k, v, **arguments)
+
+    if change == "plain":
+        forward = lambda: attend(is_causal=True)
+    elif change == "dropout":
+        forward = lambda: attend(is_causal=True, dropout_p=0.1)
+    elif change == "bias":
+        bias = torch.randn(1, heads, length, length, requires_grad=True)
+        learned.append(bias)
+        forward = lambda: attend(attn_mask=bias.masked_fill(hidden, float("-inf")))
+    elif change == "softcap":
+        def forward():
+            scores = 30 * torch.tanh(q @ k.transpose(2, 3) * (width ** -0.5 / 30))
+            return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+    else:
+        mask = mask_of(change, length, heads)
+        forward = lambda: attend(attn_mask=mask)
+
+    def forward_backward():
+        for x in learned:
+            x.grad = None
+        forward().backward(dy)
+
+    return forward_backward
+
+
 def make_case(family, values):
     """A function without arguments: one run of what is timed."""
+    if family.startswith("scores/"):
+        return make_scores(family.split("/")[1], values)
     if family in ("decode/cache/f32", "decode/by_head/f32", "decode/by_token/f32"):
         return make_decoding(family, values)
     batch, length, d_model, heads, kv_heads, causal = values

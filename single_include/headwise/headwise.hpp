@@ -7863,20 +7863,20 @@ struct Residues {
 };
 
 /// Whether no number is infinite or NaN, nor what products make of it.
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -13451,13 +13451,15 @@ struct DecodeScratch {
   T* s;        // [rows, keys]
   T* v;        // [keys, width], the last columns of v
   T* context;  // [rows, dv in whole vectors]
+  T* kept;     // [keys, dv], values of which a row sees those that are not 0
 
   constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(Sizes::rows * d)),
         k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
         s(memory.take(Sizes::rows * Sizes::keys)),
         v(memory.take(Sizes::keys * Tile<T>::width)),
-        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))),
+        kept(memory.take(Sizes::keys * dv)) {}
 };
 
 /// Scratch, in elements, of a task.
@@ -13810,9 +13812,9 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/decode_rows.inc
-// What a task of decoding walks: rows of queries, and the blocks of keys that they see. Read once
-// for each instruction set.
+// headwise/kernels/decode_mask.inc
+// What keep and drop masks and biases of pairs do to rows of decoding. Read once for each
+// instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -13822,6 +13824,85 @@ HEADWISE_STRICT_MATH_BEGIN
 struct DecodeBlock {
   Index number, j0, n;
 };
+
+/// Which keys of a block masks and biases hide from rows: asked for only where there are some.
+template <class T>
+class DecodeMask {
+ public:
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  /// Asks for row r, query i, of which `range` is what is seen of the block otherwise; returns its
+  /// keys from the first to the last that are seen.
+  KeyRange meet(const HeadVisibility<T>& rules, Index r, Index i, const DecodeBlock& block,
+                KeyRange range) {
+    std::uint8_t* const seen = bytes_ + r * keys;
+    rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
+    for (int n = 0; n < rules.bias_count(); ++n) {
+      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
+    }
+    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
+    const auto size = static_cast<std::size_t>(range.size());
+    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    return range;
+  }
+
+  /// Whether a key between the first and the last that row r sees is hidden from it.
+  bool hides(Index r) const { return hides_[r]; }
+  /// Whether key j, between the first and the last, is seen by row r.
+  bool visible(Index r, Index j) const { return bytes_[r * keys + j] != 0; }
+
+  /// Scores of hidden keys between the first and the last become -infinity.
+  void hide_scores(Index r, KeyRange range, T* s) const {
+    using S = Simd<T>;
+    T nothing;
+    set_negative_infinity(nothing);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto seen = S::load_bytes(bytes_ + r * keys + j);
+      S::store(S::select(seen, S::load(s + j), S::broadcast(nothing)), s + j);
+    }
+  }
+
+ private:
+  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
+                           std::uint8_t* seen) {
+    using S = Simd<T>;
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
+      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+    }
+  }
+
+  bool hides_[std::size_t{DecodeTile<T>::rows}];
+  std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
+};
+
+/// s += the biases of query i and the keys of a block that are seen.
+template <class T>
+void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
+                        KeyRange range, T* s) {
+  using S = Simd<T>;
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      S::store(S::load(s + j) + added, s + j);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_rows.inc
+// What a task of decoding walks: rows of queries, and the blocks of keys that they see. Read once
+// for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 /// What a task of decoding walks: its rows, the blocks of keys that they see, and what each row
 /// sees of the block that is met.
@@ -13835,8 +13916,11 @@ struct DecodeRows {
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
-  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
-  bool all = false;                                 // every row sees every key of it
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
+  bool all = false;                                 // that is the whole block for every row
+  bool none = false;                                // it is nothing
+  bool gaps = false;                                // masks hide keys between from some row
+  DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
       : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
@@ -13861,16 +13945,25 @@ struct DecodeRows {
   }
   /// Sets what is seen of a block; returns how many pairs that is.
   std::int64_t meet(const DecodeBlock& block) {
-    std::int64_t pairs = 0;
+    std::int64_t pairs = 0, within = 0;
+    gaps = false;
     for (Index r = 0; r < task.rows; ++r) {
-      const KeyRange all_keys = head.visibility.range(query(r));
+      const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
       pairs += seen[r].size();
+      if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
+      within += seen[r].size();
+      gaps = gaps || hides(r);
     }
-    all = pairs == task.rows * block.n;
+    all = within == task.rows * block.n;
+    none = within == 0;
     return pairs;
   }
+  /// Whether there are masks or biases of pairs.
+  bool masked() const { return head.visibility.has_pair_masks(); }
+  /// Whether masks hide keys from row r between the first and the last that it sees.
+  bool hides(Index r) const { return masked() && mask.hides(r); }
   /// The keys behind a block, to be asked for: of transposed ones, as many numbers in one piece.
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
@@ -13897,10 +13990,10 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
 }
 
 /// Step 4b of query i and a block of keys, by the operations of change_panel: softcap, biases by
-/// distance, the user's function, of those keys that are seen.
+/// distance and of pairs, the user's function, of those keys that are seen.
 template <class T>
-void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
-                    T* s) {
+void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, Index i,
+                    const DecodeBlock& block, KeyRange seen, T* s) {
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
@@ -13912,6 +14005,7 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
+  add_biases_decoded<T>(rules, i, block, seen, s);
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -13930,9 +14024,13 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
-  if (!head.score.changes()) return;
+  if (!head.score.changes() && !rows.masked()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
-    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+    T* const scores = s.data + r * s.row;
+    const HeadScore<T>* const score = rows.score_of(r);
+    change_decoded<T>(score == nullptr ? head.score : *score, head.visibility, rows.query(r), block,
+                      rows.seen[r], scores);
+    if (rows.hides(r)) rows.mask.hide_scores(r, rows.seen[r], scores);
   }
 }
 
@@ -14027,33 +14125,50 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// Step 4e of all rows of a task, p being their weights: together where all see all. Returns the
+/// Values [keys, dv] of a block, those that row r does not see as 0, whatever they hold.
+template <class T, class U>
+Matrix<const U> kept_values(const DecodeRows<T, U>& rows, const Matrix<const U>& v, Index r,
+                            U* to) {
+  const Index dv = rows.head.dv;
+  for (Index j = rows.seen[r].begin; j < rows.seen[r].end; ++j) {
+    for (Index c = 0; c < dv; ++c) to[j * dv + c] = rows.mask.visible(r, j) ? v(j, c) : U{};
+  }
+  return {to, dv, 1};
+}
+
+/// Step 4e of all rows of a task, p being their weights: together where all see all, but for keys
+/// that masks hide, of which the weights are 0 and the values have to be finite. Returns the
 /// multiply-adds.
 template <class T, class U>
 std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
-                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, const DecodeScratch<T>& buffers,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
+  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  if (rows.all && finite) {
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
+    const auto seen =
+        finite || !rows.hides(r) ? v : kept_values(rows, v, r, reinterpret_cast<U*>(buffers.kept));
+    products += decode_values<T>(seen, dv, rows.seen[r], p.one(r), ahead, buffers.v, to.from(r));
     ahead.count = 0;
   }
   return products;
 }
 
-/// The sums of a row become a softmax; one of which no key has a weight has 0 and -infinity.
+/// The sums of a row become a softmax; one that sees no key, or of which none has a weight, has 0
+/// and -infinity.
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
+void store_row(const DecodeRows<T, U>& rows, Index r, bool sees, T* context,
+               const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
-  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  const bool any = sees && !none_left;
   if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
@@ -14085,6 +14200,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const ScoreUnits<T> units(head);
   RowSoftmax<T> softmax[most];
   T factors[most];
+  bool sees[most] = {};
   for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -14093,6 +14209,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
+    if (rows.none) continue;
     // 4a s = scale q k^T,  4b softcap, biases,  4c softmax,  4e o += p v
     const auto v = rows.v.from(block.j0, 0);
     score_block(rows, block, {v.data, v.row, head.dv, block.n}, buffers, units.alpha,
@@ -14100,6 +14217,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
       auto& [greatest, sum] = softmax[r];
       const T m = greatest_score<T>(s, rows.seen[r], greatest);
       factors[r] = factor_of<T>(greatest, m, units.unit);
@@ -14108,12 +14226,12 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest = m;
     }
     const auto products =
-        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers,
                   {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
+    store_row(rows, r, sees[r], buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -14179,7 +14297,7 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
         2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
-                      buffers.v, {contexts, parts.context_row, nullptr});
+                      buffers, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -14209,7 +14327,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, softmax);
+    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
   }
 }
 
@@ -16001,20 +16119,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -20906,13 +21024,15 @@ struct DecodeScratch {
   T* s;        // [rows, keys]
   T* v;        // [keys, width], the last columns of v
   T* context;  // [rows, dv in whole vectors]
+  T* kept;     // [keys, dv], values of which a row sees those that are not 0
 
   constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(Sizes::rows * d)),
         k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
         s(memory.take(Sizes::rows * Sizes::keys)),
         v(memory.take(Sizes::keys * Tile<T>::width)),
-        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))),
+        kept(memory.take(Sizes::keys * dv)) {}
 };
 
 template <class T>
@@ -21221,7 +21341,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/decode_rows.inc
+// headwise/kernels/decode_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -21230,6 +21350,76 @@ HEADWISE_STRICT_MATH_BEGIN
 struct DecodeBlock {
   Index number, j0, n;
 };
+
+template <class T>
+class DecodeMask {
+ public:
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  KeyRange meet(const HeadVisibility<T>& rules, Index r, Index i, const DecodeBlock& block,
+                KeyRange range) {
+    std::uint8_t* const seen = bytes_ + r * keys;
+    rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
+    for (int n = 0; n < rules.bias_count(); ++n) {
+      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
+    }
+    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
+    const auto size = static_cast<std::size_t>(range.size());
+    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    return range;
+  }
+
+  bool hides(Index r) const { return hides_[r]; }
+  bool visible(Index r, Index j) const { return bytes_[r * keys + j] != 0; }
+
+  void hide_scores(Index r, KeyRange range, T* s) const {
+    using S = Simd<T>;
+    T nothing;
+    set_negative_infinity(nothing);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto seen = S::load_bytes(bytes_ + r * keys + j);
+      S::store(S::select(seen, S::load(s + j), S::broadcast(nothing)), s + j);
+    }
+  }
+
+ private:
+  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
+                           std::uint8_t* seen) {
+    using S = Simd<T>;
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
+      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+    }
+  }
+
+  bool hides_[std::size_t{DecodeTile<T>::rows}];
+  std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
+};
+
+template <class T>
+void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
+                        KeyRange range, T* s) {
+  using S = Simd<T>;
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      S::store(S::load(s + j) + added, s + j);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U = T>
 struct DecodeRows {
@@ -21241,8 +21431,11 @@ struct DecodeRows {
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
-  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
-  bool all = false;                                 // every row sees every key of it
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
+  bool all = false;                                 // that is the whole block for every row
+  bool none = false;                                // it is nothing
+  bool gaps = false;                                // masks hide keys between from some row
+  DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
       : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
@@ -21265,16 +21458,23 @@ struct DecodeRows {
     return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
   }
   std::int64_t meet(const DecodeBlock& block) {
-    std::int64_t pairs = 0;
+    std::int64_t pairs = 0, within = 0;
+    gaps = false;
     for (Index r = 0; r < task.rows; ++r) {
-      const KeyRange all_keys = head.visibility.range(query(r));
+      const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
       pairs += seen[r].size();
+      if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
+      within += seen[r].size();
+      gaps = gaps || hides(r);
     }
-    all = pairs == task.rows * block.n;
+    all = within == task.rows * block.n;
+    none = within == 0;
     return pairs;
   }
+  bool masked() const { return head.visibility.has_pair_masks(); }
+  bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
     const Index j = block.j0 + keys;
@@ -21298,8 +21498,8 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
 }
 
 template <class T>
-void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
-                    T* s) {
+void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, Index i,
+                    const DecodeBlock& block, KeyRange seen, T* s) {
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
@@ -21311,6 +21511,7 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
+  add_biases_decoded<T>(rules, i, block, seen, s);
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -21328,9 +21529,13 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
-  if (!head.score.changes()) return;
+  if (!head.score.changes() && !rows.masked()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
-    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+    T* const scores = s.data + r * s.row;
+    const HeadScore<T>* const score = rows.score_of(r);
+    change_decoded<T>(score == nullptr ? head.score : *score, head.visibility, rows.query(r), block,
+                      rows.seen[r], scores);
+    if (rows.hides(r)) rows.mask.hide_scores(r, rows.seen[r], scores);
   }
 }
 
@@ -21407,29 +21612,43 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
+Matrix<const U> kept_values(const DecodeRows<T, U>& rows, const Matrix<const U>& v, Index r,
+                            U* to) {
+  const Index dv = rows.head.dv;
+  for (Index j = rows.seen[r].begin; j < rows.seen[r].end; ++j) {
+    for (Index c = 0; c < dv; ++c) to[j * dv + c] = rows.mask.visible(r, j) ? v(j, c) : U{};
+  }
+  return {to, dv, 1};
+}
+
+template <class T, class U>
 std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
-                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, const DecodeScratch<T>& buffers,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
+  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  if (rows.all && finite) {
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
+    const auto seen =
+        finite || !rows.hides(r) ? v : kept_values(rows, v, r, reinterpret_cast<U*>(buffers.kept));
+    products += decode_values<T>(seen, dv, rows.seen[r], p.one(r), ahead, buffers.v, to.from(r));
     ahead.count = 0;
   }
   return products;
 }
 
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
+void store_row(const DecodeRows<T, U>& rows, Index r, bool sees, T* context,
+               const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
-  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  const bool any = sees && !none_left;
   if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
@@ -21459,6 +21678,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const ScoreUnits<T> units(head);
   RowSoftmax<T> softmax[most];
   T factors[most];
+  bool sees[most] = {};
   for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -21467,12 +21687,14 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
+    if (rows.none) continue;
     const auto v = rows.v.from(block.j0, 0);
     score_block(rows, block, {v.data, v.row, head.dv, block.n}, buffers, units.alpha,
                 {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
       auto& [greatest, sum] = softmax[r];
       const T m = greatest_score<T>(s, rows.seen[r], greatest);
       factors[r] = factor_of<T>(greatest, m, units.unit);
@@ -21481,12 +21703,12 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest = m;
     }
     const auto products =
-        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers,
                   {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
+    store_row(rows, r, sees[r], buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -21550,7 +21772,7 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
         2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
-                      buffers.v, {contexts, parts.context_row, nullptr});
+                      buffers, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -21579,7 +21801,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, softmax);
+    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
   }
 }
 
@@ -23366,20 +23588,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -28271,13 +28493,15 @@ struct DecodeScratch {
   T* s;        // [rows, keys]
   T* v;        // [keys, width], the last columns of v
   T* context;  // [rows, dv in whole vectors]
+  T* kept;     // [keys, dv], values of which a row sees those that are not 0
 
   constexpr DecodeScratch(Scratch<T>& memory, Index d, Index dv)
       : q(memory.take(Sizes::rows * d)),
         k(memory.take(round_up(d, Tile<T>::width) * Tile<T>::columns)),
         s(memory.take(Sizes::rows * Sizes::keys)),
         v(memory.take(Sizes::keys * Tile<T>::width)),
-        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))) {}
+        context(memory.take(Sizes::rows * round_up(dv, Tile<T>::width))),
+        kept(memory.take(Sizes::keys * dv)) {}
 };
 
 template <class T>
@@ -28586,7 +28810,7 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/decode_rows.inc
+// headwise/kernels/decode_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -28595,6 +28819,76 @@ HEADWISE_STRICT_MATH_BEGIN
 struct DecodeBlock {
   Index number, j0, n;
 };
+
+template <class T>
+class DecodeMask {
+ public:
+  static constexpr Index keys = DecodeTile<T>::keys;
+
+  KeyRange meet(const HeadVisibility<T>& rules, Index r, Index i, const DecodeBlock& block,
+                KeyRange range) {
+    std::uint8_t* const seen = bytes_ + r * keys;
+    rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
+    for (int n = 0; n < rules.bias_count(); ++n) {
+      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
+    }
+    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
+    const auto size = static_cast<std::size_t>(range.size());
+    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    return range;
+  }
+
+  bool hides(Index r) const { return hides_[r]; }
+  bool visible(Index r, Index j) const { return bytes_[r * keys + j] != 0; }
+
+  void hide_scores(Index r, KeyRange range, T* s) const {
+    using S = Simd<T>;
+    T nothing;
+    set_negative_infinity(nothing);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto seen = S::load_bytes(bytes_ + r * keys + j);
+      S::store(S::select(seen, S::load(s + j), S::broadcast(nothing)), s + j);
+    }
+  }
+
+ private:
+  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
+                           std::uint8_t* seen) {
+    using S = Simd<T>;
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
+      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+    }
+  }
+
+  bool hides_[std::size_t{DecodeTile<T>::rows}];
+  std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
+};
+
+template <class T>
+void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
+                        KeyRange range, T* s) {
+  using S = Simd<T>;
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
+    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
+      S::store(S::load(s + j) + added, s + j);
+    }
+  }
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
+// headwise/kernels/decode_rows.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U = T>
 struct DecodeRows {
@@ -28606,8 +28900,11 @@ struct DecodeRows {
   DecodeTask task;
   KeyRange range;                                   // all keys that some row sees
   KeyRange blocks;                                  // in which they lie: those of the task's part
-  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // in the block: keys begin ... end - 1 of it
-  bool all = false;                                 // every row sees every key of it
+  KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
+  bool all = false;                                 // that is the whole block for every row
+  bool none = false;                                // it is nothing
+  bool gaps = false;                                // masks hide keys between from some row
+  DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
       : group(of), head(of.first), v(of.first.template values<U>()), task(which) {
@@ -28630,16 +28927,23 @@ struct DecodeRows {
     return {number, number * keys, std::min<Index>(keys, range.end - number * keys)};
   }
   std::int64_t meet(const DecodeBlock& block) {
-    std::int64_t pairs = 0;
+    std::int64_t pairs = 0, within = 0;
+    gaps = false;
     for (Index r = 0; r < task.rows; ++r) {
-      const KeyRange all_keys = head.visibility.range(query(r));
+      const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
       pairs += seen[r].size();
+      if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
+      within += seen[r].size();
+      gaps = gaps || hides(r);
     }
-    all = pairs == task.rows * block.n;
+    all = within == task.rows * block.n;
+    none = within == 0;
     return pairs;
   }
+  bool masked() const { return head.visibility.has_pair_masks(); }
+  bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
     const Index j = block.j0 + keys;
@@ -28663,8 +28967,8 @@ void copy_queries(const DecodeRows<T, U>& rows, T* q) {
 }
 
 template <class T>
-void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block, KeyRange seen,
-                    T* s) {
+void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, Index i,
+                    const DecodeBlock& block, KeyRange seen, T* s) {
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
@@ -28676,6 +28980,7 @@ void change_decoded(const HeadScore<T>& score, Index i, const DecodeBlock& block
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
+  add_biases_decoded<T>(rules, i, block, seen, s);
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -28693,9 +28998,13 @@ void score_block(const DecodeRows<T, U>& rows, const DecodeBlock& block, const R
   } else {
     decode_scores<T>(k, block.n, ahead, q, buffers.k, s);
   }
-  if (!head.score.changes()) return;
+  if (!head.score.changes() && !rows.masked()) return;
   for (Index r = 0; r < rows.task.rows; ++r) {
-    change_decoded<T>(*rows.score_of(r), rows.query(r), block, rows.seen[r], s.data + r * s.row);
+    T* const scores = s.data + r * s.row;
+    const HeadScore<T>* const score = rows.score_of(r);
+    change_decoded<T>(score == nullptr ? head.score : *score, head.visibility, rows.query(r), block,
+                      rows.seen[r], scores);
+    if (rows.hides(r)) rows.mask.hide_scores(r, rows.seen[r], scores);
   }
 }
 
@@ -28772,29 +29081,43 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 HEADWISE_STRICT_MATH_BEGIN
 
 template <class T, class U>
+Matrix<const U> kept_values(const DecodeRows<T, U>& rows, const Matrix<const U>& v, Index r,
+                            U* to) {
+  const Index dv = rows.head.dv;
+  for (Index j = rows.seen[r].begin; j < rows.seen[r].end; ++j) {
+    for (Index c = 0; c < dv; ++c) to[j * dv + c] = rows.mask.visible(r, j) ? v(j, c) : U{};
+  }
+  return {to, dv, 1};
+}
+
+template <class T, class U>
 std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
-                       const WeightRows<T>& p, RowsAhead<U> ahead, T* last_columns,
+                       const WeightRows<T>& p, RowsAhead<U> ahead, const DecodeScratch<T>& buffers,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  if (rows.all) {
-    return decode_values<T>(v, dv, {0, block.n}, p, ahead, last_columns, to);
+  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  if (rows.all && finite) {
+    return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
   std::int64_t products = 0;
   for (Index r = 0; r < rows.task.rows; ++r) {
     if (rows.seen[r].size() == 0) continue;
-    products += decode_values<T>(v, dv, rows.seen[r], p.one(r), ahead, last_columns, to.from(r));
+    const auto seen =
+        finite || !rows.hides(r) ? v : kept_values(rows, v, r, reinterpret_cast<U*>(buffers.kept));
+    products += decode_values<T>(seen, dv, rows.seen[r], p.one(r), ahead, buffers.v, to.from(r));
     ahead.count = 0;
   }
   return products;
 }
 
 template <class T, class U>
-void store_row(const DecodeRows<T, U>& rows, Index r, T* context, const RowSoftmax<T>& softmax) {
+void store_row(const DecodeRows<T, U>& rows, Index r, bool sees, T* context,
+               const RowSoftmax<T>& softmax) {
   const DecodeGroup<T>& group = rows.group;
   const Index i = rows.query(r), h = rows.head_of(r);
   const bool none_left = rows.head.score.may_leave_nothing() && softmax.sum == T(0);
-  const bool any = rows.head.visibility.range(i).size() != 0 && !none_left;
+  const bool any = sees && !none_left;
   if (!any) set_zero<T>(context, round_up(rows.head.dv, Tile<T>::width));
   auto o = group.o.from(i, 0);
   o.data += h * group.o_head;
@@ -28824,6 +29147,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   const ScoreUnits<T> units(head);
   RowSoftmax<T> softmax[most];
   T factors[most];
+  bool sees[most] = {};
   for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
   TileWork work;
   copy_queries(rows, buffers.q);
@@ -28832,12 +29156,14 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
+    if (rows.none) continue;
     const auto v = rows.v.from(block.j0, 0);
     score_block(rows, block, {v.data, v.row, head.dv, block.n}, buffers, units.alpha,
                 {buffers.s, keys});
     for (Index r = 0; r < task.rows; ++r) {
       T* s = buffers.s + r * keys;
       if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
       auto& [greatest, sum] = softmax[r];
       const T m = greatest_score<T>(s, rows.seen[r], greatest);
       factors[r] = factor_of<T>(greatest, m, units.unit);
@@ -28846,12 +29172,12 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
       greatest = m;
     }
     const auto products =
-        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers.v,
+        add_block(rows, block, {buffers.s, keys, task.rows}, rows.keys_behind(block), buffers,
                   {buffers.context, context_row, factors});
     work.executed_flops += 2 * products + score_flops(rows, block);
   }
   for (Index r = 0; r < task.rows; ++r) {
-    store_row(rows, r, buffers.context + r * context_row, softmax[r]);
+    store_row(rows, r, sees[r], buffers.context + r * context_row, softmax[r]);
   }
   return work;
 }
@@ -28915,7 +29241,7 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
         2 * add_block(rows, block, {weights, row, task.rows}, rows.behind(block, rows.v, head.dv),
-                      buffers.v, {contexts, parts.context_row, nullptr});
+                      buffers, {contexts, parts.context_row, nullptr});
   }
   return work;
 }
@@ -28944,7 +29270,7 @@ void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const Deco
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, buffers.context, softmax);
+    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
   }
 }
 
@@ -32833,15 +33159,26 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Whether the kernels of decoding take a call of few queries: which pairs are seen need not be
-/// asked pair by pair, nothing is added to a pair by itself, keys are transposed or their rows
-/// dense, and rows of values are. Every other call goes the general way.
+/// Whether masks of pairs and biases are known to be the same for all heads: of functions nobody
+/// knows.
+template <class T>
+bool same_for_heads(const AttentionMask<T>& mask) {
+  const auto same = [](const auto& pairs) { return pairs.extent(1) == 1; };
+  return mask.functions().empty() &&
+         std::ranges::all_of(mask.pair_masks(), same, &PairMask::pairs) &&
+         std::ranges::all_of(mask.biases(), same, &BiasMask<T>::values);
+}
+
+/// Whether the kernels of decoding take a call of few queries: keys are transposed or their rows
+/// dense, and rows of values are; where there are masks of pairs or biases, heads that share keys
+/// have the same and threads share none. Every other call goes the general way.
 template <class T, class Q, class U>
-bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options) {
+bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group,
+             Index key_parts) {
+  const AttentionMask<T>& mask = options.mask;
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
-         options.mask.pair_masks().empty() && options.mask.functions().empty() &&
-         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active();
+         mask.first_keys() == 0 && !mask.documents().present() && !options.dropout.active() &&
+         (!mask.hides_pairs() || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
 }
 
 /// What a forward call asks the memory resource for.
@@ -33583,7 +33920,7 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && decodes(in, options)) {
+  if (scratch.few() && decodes(in, options, sizes.group(), scratch.plan().key_parts)) {
     return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
@@ -45849,20 +46186,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -51231,20 +51568,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -56609,20 +56946,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -61987,20 +62324,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -67430,20 +67767,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));
@@ -72806,20 +73143,20 @@ struct Residues {
   }
 };
 
-template <class T>
-bool all_finite(const Matrix<const T>& x, Index rows, Index columns) {
+template <class T, class U = T>
+bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
   for (Index i = 0; i < rows; ++i) {
-    const T* row = x.data + i * x.row;
+    const U* row = x.data + i * x.row;
     Index j = x.column == 1 ? columns / S::width * S::width : 0;
     residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(S::load(row + n));
+      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
     });
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
-        rest[lane] = j < columns ? row[j * x.column] : T(0);
+        rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
       }
       residues.add(S::width, [&](Index) HEADWISE_ALWAYS_INLINE {
         return Factor<T>::residue_of_numbers(S::load(rest));

@@ -93,6 +93,11 @@ class Tables(unittest.TestCase):
         two["settings"]["threads"] = 2
         self.assertIn("| (1, 65536, 64, 1) | yes | 50 | 80.0 % |  |  | 64 |", table.write_table(two))
 
+    def test_changes_of_scores_are_held_against_none_and_pytorch(self):
+        page = table.write_table(RECORDED)
+        self.assertIn("| plain | 100 | 1.00 | 200 | 2.00 |", page)
+        self.assertIn("| causal bias | 125 | 0.80 | 375 | 3.00 |", page)
+
     def test_decoding_is_held_against_reading_and_pytorch(self):
         self.assertIn("| (1, 2048, 768, 12) | by head | 0.5 | 24.0 | 80.0 % | 1 | 2.00 |",
                       table.write_table(RECORDED))

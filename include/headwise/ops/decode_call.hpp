@@ -12,15 +12,26 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// Whether the kernels of decoding take a call of few queries: which pairs are seen need not be
-/// asked pair by pair, nothing is added to a pair by itself, keys are transposed or their rows
-/// dense, and rows of values are. Every other call goes the general way.
+/// Whether masks of pairs and biases are known to be the same for all heads: of functions nobody
+/// knows.
+template <class T>
+bool same_for_heads(const AttentionMask<T>& mask) {
+  const auto same = [](const auto& pairs) { return pairs.extent(1) == 1; };
+  return mask.functions().empty() &&
+         std::ranges::all_of(mask.pair_masks(), same, &PairMask::pairs) &&
+         std::ranges::all_of(mask.biases(), same, &BiasMask<T>::values);
+}
+
+/// Whether the kernels of decoding take a call of few queries: keys are transposed or their rows
+/// dense, and rows of values are; where there are masks of pairs or biases, heads that share keys
+/// have the same and threads share none. Every other call goes the general way.
 template <class T, class Q, class U>
-bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options) {
+bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group,
+             Index key_parts) {
+  const AttentionMask<T>& mask = options.mask;
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
-         options.mask.pair_masks().empty() && options.mask.functions().empty() &&
-         options.mask.biases().empty() && options.mask.first_keys() == 0 &&
-         !options.mask.documents().present() && !options.dropout.active();
+         mask.first_keys() == 0 && !mask.documents().present() && !options.dropout.active() &&
+         (!mask.hides_pairs() || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
 }
 
 /// What a forward call asks the memory resource for.
