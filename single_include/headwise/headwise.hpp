@@ -13813,8 +13813,8 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/decode_mask.inc
-// What keep and drop masks and biases of pairs do to rows of decoding. Read once for each
-// instruction set.
+// What masks and biases of pairs do to rows of decoding, and gaps behind first keys. Read once for
+// each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -13825,7 +13825,7 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-/// Which keys of a block masks and biases hide from rows: asked for only where there are some.
+/// Which keys of a block masks, biases and gaps hide from rows: asked only where there are some.
 template <class T>
 class DecodeMask {
  public:
@@ -13840,10 +13840,9 @@ class DecodeMask {
     for (int n = 0; n < rules.bias_count(); ++n) {
       hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
     }
-    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
-    const auto size = static_cast<std::size_t>(range.size());
-    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    hides_[r] = place_of(0, seen, range) < range.size();
     return range;
   }
 
@@ -13864,13 +13863,20 @@ class DecodeMask {
   }
 
  private:
+  /// Where in the range the first such byte is; its size for nowhere.
+  static Index place_of(int byte, const std::uint8_t* bytes, KeyRange range) {
+    const std::uint8_t* const begin = bytes + range.begin;
+    const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
+    return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
+  }
   static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
                            std::uint8_t* seen) {
     using S = Simd<T>;
     for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
       const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
       const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
     }
   }
 
@@ -13919,7 +13925,7 @@ struct DecodeRows {
   KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
   bool all = false;                                 // that is the whole block for every row
   bool none = false;                                // it is nothing
-  bool gaps = false;                                // masks hide keys between from some row
+  bool holes = false;                               // masks hide keys between from some row
   DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
@@ -13946,22 +13952,23 @@ struct DecodeRows {
   /// Sets what is seen of a block; returns how many pairs that is.
   std::int64_t meet(const DecodeBlock& block) {
     std::int64_t pairs = 0, within = 0;
-    gaps = false;
+    holes = false;
     for (Index r = 0; r < task.rows; ++r) {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      pairs += seen[r].size();
+      const KeyRange gap = head.visibility.gap(query(r));
+      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
-      gaps = gaps || hides(r);
+      holes = holes || hides(r);
     }
     all = within == task.rows * block.n;
     none = within == 0;
     return pairs;
   }
-  /// Whether there are masks or biases of pairs.
-  bool masked() const { return head.visibility.has_pair_masks(); }
+  /// Whether there are masks or biases of pairs, or gaps behind the first keys.
+  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
   /// Whether masks hide keys from row r between the first and the last that it sees.
   bool hides(Index r) const { return masked() && mask.hides(r); }
   /// The keys behind a block, to be asked for: of transposed ones, as many numbers in one piece.
@@ -14145,7 +14152,7 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  const bool finite = !rows.holes || all_finite<T, U>(v, block.n, dv);
   if (rows.all && finite) {
     return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
@@ -21363,10 +21370,9 @@ class DecodeMask {
     for (int n = 0; n < rules.bias_count(); ++n) {
       hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
     }
-    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
-    const auto size = static_cast<std::size_t>(range.size());
-    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    hides_[r] = place_of(0, seen, range) < range.size();
     return range;
   }
 
@@ -21384,13 +21390,19 @@ class DecodeMask {
   }
 
  private:
+  static Index place_of(int byte, const std::uint8_t* bytes, KeyRange range) {
+    const std::uint8_t* const begin = bytes + range.begin;
+    const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
+    return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
+  }
   static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
                            std::uint8_t* seen) {
     using S = Simd<T>;
     for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
       const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
       const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
     }
   }
 
@@ -21434,7 +21446,7 @@ struct DecodeRows {
   KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
   bool all = false;                                 // that is the whole block for every row
   bool none = false;                                // it is nothing
-  bool gaps = false;                                // masks hide keys between from some row
+  bool holes = false;                               // masks hide keys between from some row
   DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
@@ -21459,21 +21471,22 @@ struct DecodeRows {
   }
   std::int64_t meet(const DecodeBlock& block) {
     std::int64_t pairs = 0, within = 0;
-    gaps = false;
+    holes = false;
     for (Index r = 0; r < task.rows; ++r) {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      pairs += seen[r].size();
+      const KeyRange gap = head.visibility.gap(query(r));
+      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
-      gaps = gaps || hides(r);
+      holes = holes || hides(r);
     }
     all = within == task.rows * block.n;
     none = within == 0;
     return pairs;
   }
-  bool masked() const { return head.visibility.has_pair_masks(); }
+  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
   bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
@@ -21627,7 +21640,7 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  const bool finite = !rows.holes || all_finite<T, U>(v, block.n, dv);
   if (rows.all && finite) {
     return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
@@ -28832,10 +28845,9 @@ class DecodeMask {
     for (int n = 0; n < rules.bias_count(); ++n) {
       hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
     }
-    while (range.size() > 0 && seen[range.begin] == 0) ++range.begin;
+    range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
-    const auto size = static_cast<std::size_t>(range.size());
-    hides_[r] = std::memchr(seen + range.begin, 0, size) != nullptr;
+    hides_[r] = place_of(0, seen, range) < range.size();
     return range;
   }
 
@@ -28853,13 +28865,19 @@ class DecodeMask {
   }
 
  private:
+  static Index place_of(int byte, const std::uint8_t* bytes, KeyRange range) {
+    const std::uint8_t* const begin = bytes + range.begin;
+    const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
+    return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
+  }
   static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
                            std::uint8_t* seen) {
     using S = Simd<T>;
     for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
       const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
       const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      S::store_bytes(S::both(S::load_bytes(seen + j), shows), seen + j);
+      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
     }
   }
 
@@ -28903,7 +28921,7 @@ struct DecodeRows {
   KeyRange seen[std::size_t{DecodeTile<T>::rows}];  // of the block: from first to last key
   bool all = false;                                 // that is the whole block for every row
   bool none = false;                                // it is nothing
-  bool gaps = false;                                // masks hide keys between from some row
+  bool holes = false;                               // masks hide keys between from some row
   DecodeMask<T> mask;
 
   DecodeRows(const DecodeGroup<T>& of, const DecodeTask& which)
@@ -28928,21 +28946,22 @@ struct DecodeRows {
   }
   std::int64_t meet(const DecodeBlock& block) {
     std::int64_t pairs = 0, within = 0;
-    gaps = false;
+    holes = false;
     for (Index r = 0; r < task.rows; ++r) {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      pairs += seen[r].size();
+      const KeyRange gap = head.visibility.gap(query(r));
+      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
-      gaps = gaps || hides(r);
+      holes = holes || hides(r);
     }
     all = within == task.rows * block.n;
     none = within == 0;
     return pairs;
   }
-  bool masked() const { return head.visibility.has_pair_masks(); }
+  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
   bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
@@ -29096,7 +29115,7 @@ std::int64_t add_block(const DecodeRows<T, U>& rows, const DecodeBlock& block,
                        const ContextRows<T>& to) {
   const auto v = rows.v.from(block.j0, 0);
   const Index dv = rows.head.dv;
-  const bool finite = !rows.gaps || all_finite<T, U>(v, block.n, dv);
+  const bool finite = !rows.holes || all_finite<T, U>(v, block.n, dv);
   if (rows.all && finite) {
     return decode_values<T>(v, dv, {0, block.n}, p, ahead, buffers.v, to);
   }
@@ -33170,15 +33189,16 @@ bool same_for_heads(const AttentionMask<T>& mask) {
 }
 
 /// Whether the kernels of decoding take a call of few queries: keys are transposed or their rows
-/// dense, and rows of values are; where there are masks of pairs or biases, heads that share keys
-/// have the same and threads share none. Every other call goes the general way.
+/// dense, and rows of values are; where keys are hidden, or biased, pair by pair, heads that share
+/// keys have that in common and threads share none. Every other call goes the general way.
 template <class T, class Q, class U>
 bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group,
              Index key_parts) {
   const AttentionMask<T>& mask = options.mask;
+  const bool by_pairs = mask.hides_pairs() || mask.first_keys() != 0;
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
-         mask.first_keys() == 0 && !mask.documents().present() && !options.dropout.active() &&
-         (!mask.hides_pairs() || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
+         !options.dropout.active() &&
+         (!by_pairs || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
 }
 
 /// What a forward call asks the memory resource for.

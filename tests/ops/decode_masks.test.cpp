@@ -36,6 +36,7 @@ struct MaskedCase {
   std::vector<Tensor<bool, 4>> bits;
   std::vector<Tensor4<T>> values;
   std::vector<Index> lengths;
+  Tensor<Index, 2> ids;
   std::optional<MaskFunction<CoinPattern, ScatteredBounds>> function;
   Tensor<T, 1> slopes, sinks;
   AttentionOptions<T> options;  // but for pairs and biases
@@ -50,10 +51,20 @@ struct MaskedCase {
     q = numbers.tensor<T>(Shape{B, H, many, d}), k = numbers.tensor<T>(Shape{B, G, S, d});
     v = numbers.tensor<T>(Shape{B, G, S, dv});
     bits.reserve(4), values.reserve(4);
-    const Index count = 1 + numbers.below(3);
+    const Index count = numbers.below(4);
     for (Index n = 0; n < count; ++n) numbers.coin(0.5) ? add_bits() : add_bias();
     if (numbers.coin(0.3)) options.mask.add(causal), what += "causal ";
-    if (numbers.coin(0.2)) options.mask.add(Mask::window(1 + numbers.below(S))), what += "window ";
+    if (numbers.coin(0.3)) {
+      const Index first = numbers.coin(0.5) ? 0 : 1 + numbers.below(9);
+      options.mask.add(Mask::window(1 + numbers.below(S)).keeping_first(first));
+      what += "window and " + std::to_string(first) + " first keys ";
+    }
+    if (numbers.coin(0.2)) {
+      ids = Tensor<Index, 2>(Shape{numbers.coin(0.5) ? B : 1, S});
+      const Index length = 1 + numbers.below(S);
+      for_each_index(ids.shape(), [&](const Shape<2>& at) { ids(at) = (at[1] + at[0]) / length; });
+      options.mask.add(Mask::documents(ids)), what += "documents ";
+    }
     if (numbers.coin(0.2)) {
       for (Index b = 0; b < B; ++b) lengths.push_back(numbers.below(S + 1));
       options.mask.add(Mask::key_lengths(lengths)), what += "lengths ";
@@ -97,6 +108,17 @@ struct MaskedCase {
       flash_attention_forward(some, keys, rows, of_last(n), y.o, y.lse, context);
     }
     return y;
+  }
+  /// FLOPs of a call of the last few queries, pair by pair.
+  std::int64_t useful_flops() const {
+    const auto some = of_last(few);
+    std::int64_t visible = 0;
+    for_each_index(Shape{B, H, few}, [&](const Shape<3>& at) {
+      visible += HeadVisibility<T>(some.mask, at[0], at[1], few, S, some.origin).count(at[2]);
+    });
+    const auto changes = static_cast<Index>(biases.size()) + (options.score.softcap ? 3 : 0) +
+                         (slopes.absent() ? 0 : 2);
+    return visible * (2 * (d + dv) + 5 + changes);
   }
   /// Keys and values become NaN: all that none of the last queries sees, and of others a few.
   void poison() {
@@ -189,6 +211,9 @@ TEMPLATE_TEST_CASE("few queries with masks and biases have the bits that they ha
       const In<TestType, 4> k = x.k, v = x.v;
       const auto all = x.last(x.many, k, v), few = x.last(x.few, k, v);
       CHECK(same_results(all, few));
+      FlopTally flops;
+      (void)x.last(x.few, k, v, {.flops = &flops});
+      CHECK(flops.useful == x.useful_flops());
       CHECK(same_results(few, x.last(x.few, TransposedCopy<TestType>(k).keys, v)));
       CHECK(same_results(few, x.last(x.few, k, v, {.executor = pool})));
     }
