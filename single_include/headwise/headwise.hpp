@@ -9922,7 +9922,7 @@ class TileMask {
   bool open_but_for_biases(Index r, Index n, KeyRange keys_here) const {
     return full_ || (!masked_ && (whole_ || ranges_hold(r, n, keys_here)));
   }
-  /// Whether keep and drop masks, or a bias, hide every pair.
+  /// Whether masks of pairs, or a bias, hide every pair of the block as it was cut.
   bool hidden() const { return hidden_; }
   /// Pairs that causality, window, length, documents and bounds leave.
   std::int64_t pairs() const { return pairs_; }
@@ -14195,6 +14195,12 @@ std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block)
          (2 * rows.head.d + 5 + forward_extras(rows.head));
 }
 
+/// The softmax of each row of a task before its first key.
+template <class T, class U>
+void begin_rows(const DecodeRows<T, U>& rows, RowSoftmax<T>* softmax) {
+  for (Index r = 0; r < rows.task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+}
+
 /// All keys of some rows, from the first to the last.
 template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
@@ -14208,7 +14214,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   RowSoftmax<T> softmax[most];
   T factors[most];
   bool sees[most] = {};
-  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+  begin_rows(rows, softmax);
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -14258,13 +14264,15 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
-                {parts.scores + block.j0, row});
+    if (!rows.none) {
+      score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
+                  {parts.scores + block.j0, row});
+      work.executed_flops += score_flops(rows, block);
+    }
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
@@ -14280,26 +14288,27 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
-  T greatest[most];
-  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
+  RowSoftmax<T> softmax[most];
+  begin_rows(rows, softmax);
   const auto raise_to = [&](Index number, Index r) {
-    const T other = parts.greatest[number * parts.rows + r];
-    return greatest[r] < other ? other : greatest[r];
+    const T before = softmax[r].greatest, other = parts.greatest[number * parts.rows + r];
+    return before < other ? other : before;
   };
   for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
-    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+    for (Index r = 0; r < task.rows; ++r) softmax[r].greatest = raise_to(number, r);
   }
   TileWork work;
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     rows.meet(block);
+    if (rows.none) continue;
     T* const weights = parts.scores + block.j0;
     for (Index r = 0; r < task.rows; ++r) {
       const Index at = number * parts.rows + r;
       const T m = raise_to(number, r);
-      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.factors[at] = factor_of<T>(softmax[r].greatest, m, units.unit);
       parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
-      greatest[r] = m;
+      softmax[r].greatest = m;
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
@@ -14314,27 +14323,33 @@ template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  const DecodeRows<T> rows(group, task);
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
-  for (Index r = 0; r < task.rows; ++r) {
-    RowSoftmax<T> softmax(rows.score_of(r));
-    auto& [greatest, sum] = softmax;
-    set_zero<T>(buffers.context, parts.context_row);
-    const KeyRange seen = rows.head.visibility.range(rows.query(r));
-    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
-      const DecodeBlock block = rows.block(number);
-      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+  const Index row = parts.context_row;
+  RowSoftmax<T> softmax[most];
+  bool sees[most] = {};
+  begin_rows(rows, softmax);
+  set_zero<T>(buffers.context, task.rows * row);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    rows.meet(rows.block(number));
+    for (Index r = 0; r < task.rows; ++r) {
+      if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
+      auto& [greatest, sum] = softmax[r];
       const Index at = number * parts.rows + r;
       const T factor = parts.factors[at];
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
       greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
-      const T* context = parts.contexts + at * parts.context_row;
-      for (Index c = 0; c < parts.context_row; c += S::width) {
-        T* to = buffers.context + c;
+      const T* const context = parts.contexts + at * row;
+      for (Index c = 0; c < row; c += S::width) {
+        T* const to = buffers.context + r * row + c;
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row(rows, r, sees[r], buffers.context + r * row, softmax[r]);
   }
 }
 
@@ -21681,6 +21696,11 @@ std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block)
 }
 
 template <class T, class U>
+void begin_rows(const DecodeRows<T, U>& rows, RowSoftmax<T>* softmax) {
+  for (Index r = 0; r < rows.task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+}
+
+template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
@@ -21692,7 +21712,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   RowSoftmax<T> softmax[most];
   T factors[most];
   bool sees[most] = {};
-  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+  begin_rows(rows, softmax);
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -21740,13 +21760,15 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
-                {parts.scores + block.j0, row});
+    if (!rows.none) {
+      score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
+                  {parts.scores + block.j0, row});
+      work.executed_flops += score_flops(rows, block);
+    }
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
@@ -21761,26 +21783,27 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
-  T greatest[most];
-  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
+  RowSoftmax<T> softmax[most];
+  begin_rows(rows, softmax);
   const auto raise_to = [&](Index number, Index r) {
-    const T other = parts.greatest[number * parts.rows + r];
-    return greatest[r] < other ? other : greatest[r];
+    const T before = softmax[r].greatest, other = parts.greatest[number * parts.rows + r];
+    return before < other ? other : before;
   };
   for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
-    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+    for (Index r = 0; r < task.rows; ++r) softmax[r].greatest = raise_to(number, r);
   }
   TileWork work;
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     rows.meet(block);
+    if (rows.none) continue;
     T* const weights = parts.scores + block.j0;
     for (Index r = 0; r < task.rows; ++r) {
       const Index at = number * parts.rows + r;
       const T m = raise_to(number, r);
-      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.factors[at] = factor_of<T>(softmax[r].greatest, m, units.unit);
       parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
-      greatest[r] = m;
+      softmax[r].greatest = m;
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
@@ -21794,27 +21817,33 @@ template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  const DecodeRows<T> rows(group, task);
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
-  for (Index r = 0; r < task.rows; ++r) {
-    RowSoftmax<T> softmax(rows.score_of(r));
-    auto& [greatest, sum] = softmax;
-    set_zero<T>(buffers.context, parts.context_row);
-    const KeyRange seen = rows.head.visibility.range(rows.query(r));
-    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
-      const DecodeBlock block = rows.block(number);
-      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+  const Index row = parts.context_row;
+  RowSoftmax<T> softmax[most];
+  bool sees[most] = {};
+  begin_rows(rows, softmax);
+  set_zero<T>(buffers.context, task.rows * row);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    rows.meet(rows.block(number));
+    for (Index r = 0; r < task.rows; ++r) {
+      if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
+      auto& [greatest, sum] = softmax[r];
       const Index at = number * parts.rows + r;
       const T factor = parts.factors[at];
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
       greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
-      const T* context = parts.contexts + at * parts.context_row;
-      for (Index c = 0; c < parts.context_row; c += S::width) {
-        T* to = buffers.context + c;
+      const T* const context = parts.contexts + at * row;
+      for (Index c = 0; c < row; c += S::width) {
+        T* const to = buffers.context + r * row + c;
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row(rows, r, sees[r], buffers.context + r * row, softmax[r]);
   }
 }
 
@@ -29156,6 +29185,11 @@ std::int64_t score_flops(const DecodeRows<T, U>& rows, const DecodeBlock& block)
 }
 
 template <class T, class U>
+void begin_rows(const DecodeRows<T, U>& rows, RowSoftmax<T>* softmax) {
+  for (Index r = 0; r < rows.task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+}
+
+template <class T, class U>
 TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> memory) {
   constexpr Index keys = DecodeTile<T>::keys;
   constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
@@ -29167,7 +29201,7 @@ TileWork decode(const DecodeGroup<T>& group, const DecodeTask& task, Scratch<T> 
   RowSoftmax<T> softmax[most];
   T factors[most];
   bool sees[most] = {};
-  for (Index r = 0; r < task.rows; ++r) softmax[r] = RowSoftmax<T>(rows.score_of(r));
+  begin_rows(rows, softmax);
   TileWork work;
   copy_queries(rows, buffers.q);
   set_zero<T>(buffers.context, task.rows * context_row);
@@ -29215,13 +29249,15 @@ TileWork decode_score(const DecodeGroup<T>& group, const DecodeTask& task,
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     work.pairs += rows.meet(block);
-    score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
-                {parts.scores + block.j0, row});
+    if (!rows.none) {
+      score_block(rows, block, rows.keys_behind(block), buffers, units.alpha,
+                  {parts.scores + block.j0, row});
+      work.executed_flops += score_flops(rows, block);
+    }
     for (Index r = 0; r < task.rows; ++r) {
       parts.greatest[number * parts.rows + r] = greatest_score<T>(
           parts.scores + r * row + block.j0, rows.seen[r], std::numeric_limits<T>::lowest());
     }
-    work.executed_flops += score_flops(rows, block);
   }
   return work;
 }
@@ -29236,26 +29272,27 @@ TileWork decode_weigh(const DecodeGroup<T>& group, const DecodeTask& task,
   const DecodeScratch<T> buffers(memory, head.d, head.dv);
   const ScoreUnits<T> units(head);
   const Index row = parts.blocks * keys;
-  T greatest[most];
-  for (Index r = 0; r < task.rows; ++r) greatest[r] = RowSoftmax<T>(rows.score_of(r)).greatest;
+  RowSoftmax<T> softmax[most];
+  begin_rows(rows, softmax);
   const auto raise_to = [&](Index number, Index r) {
-    const T other = parts.greatest[number * parts.rows + r];
-    return greatest[r] < other ? other : greatest[r];
+    const T before = softmax[r].greatest, other = parts.greatest[number * parts.rows + r];
+    return before < other ? other : before;
   };
   for (Index number = rows.range.begin / keys; number < rows.blocks.begin; ++number) {
-    for (Index r = 0; r < task.rows; ++r) greatest[r] = raise_to(number, r);
+    for (Index r = 0; r < task.rows; ++r) softmax[r].greatest = raise_to(number, r);
   }
   TileWork work;
   for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
     const DecodeBlock block = rows.block(number);
     rows.meet(block);
+    if (rows.none) continue;
     T* const weights = parts.scores + block.j0;
     for (Index r = 0; r < task.rows; ++r) {
       const Index at = number * parts.rows + r;
       const T m = raise_to(number, r);
-      parts.factors[at] = factor_of<T>(greatest[r], m, units.unit);
+      parts.factors[at] = factor_of<T>(softmax[r].greatest, m, units.unit);
       parts.sums[at] = weigh_scores<T>(weights + r * row, rows.seen[r], m, units.unit);
-      greatest[r] = m;
+      softmax[r].greatest = m;
     }
     T* const contexts = parts.contexts + number * parts.rows * parts.context_row;
     work.executed_flops +=
@@ -29269,27 +29306,33 @@ template <class T>
 void decode_join(const DecodeGroup<T>& group, const DecodeTask& task, const DecodeParts<T>& parts,
                  Scratch<T> memory) {
   using S = Simd<T>;
-  const DecodeRows<T> rows(group, task);
+  constexpr std::size_t most = std::size_t{DecodeTile<T>::rows};
+  DecodeRows<T> rows(group, task);
   const DecodeScratch<T> buffers(memory, rows.head.d, rows.head.dv);
-  for (Index r = 0; r < task.rows; ++r) {
-    RowSoftmax<T> softmax(rows.score_of(r));
-    auto& [greatest, sum] = softmax;
-    set_zero<T>(buffers.context, parts.context_row);
-    const KeyRange seen = rows.head.visibility.range(rows.query(r));
-    for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
-      const DecodeBlock block = rows.block(number);
-      if (seen.begin >= block.j0 + block.n || seen.end <= block.j0 || seen.size() == 0) continue;
+  const Index row = parts.context_row;
+  RowSoftmax<T> softmax[most];
+  bool sees[most] = {};
+  begin_rows(rows, softmax);
+  set_zero<T>(buffers.context, task.rows * row);
+  for (Index number = rows.blocks.begin; number < rows.blocks.end; ++number) {
+    rows.meet(rows.block(number));
+    for (Index r = 0; r < task.rows; ++r) {
+      if (rows.seen[r].size() == 0) continue;
+      sees[r] = true;
+      auto& [greatest, sum] = softmax[r];
       const Index at = number * parts.rows + r;
       const T factor = parts.factors[at];
       sum = simd::HEADWISE_ISA::multiply_add<T>(sum, factor, parts.sums[at]);
       greatest = greatest < parts.greatest[at] ? parts.greatest[at] : greatest;
-      const T* context = parts.contexts + at * parts.context_row;
-      for (Index c = 0; c < parts.context_row; c += S::width) {
-        T* to = buffers.context + c;
+      const T* const context = parts.contexts + at * row;
+      for (Index c = 0; c < row; c += S::width) {
+        T* const to = buffers.context + r * row + c;
         S::store(S::fma(S::broadcast(factor), S::load(to), S::load(context + c)), to);
       }
     }
-    store_row(rows, r, seen.size() != 0, buffers.context, softmax);
+  }
+  for (Index r = 0; r < task.rows; ++r) {
+    store_row(rows, r, sees[r], buffers.context + r * row, softmax[r]);
   }
 }
 
@@ -33189,16 +33232,12 @@ bool same_for_heads(const AttentionMask<T>& mask) {
 }
 
 /// Whether the kernels of decoding take a call of few queries: keys are transposed or their rows
-/// dense, and rows of values are; where keys are hidden, or biased, pair by pair, heads that share
-/// keys have that in common and threads share none. Every other call goes the general way.
+/// dense, and rows of values are; heads that share keys have masks of pairs and biases in common.
+/// Every other call goes the general way.
 template <class T, class Q, class U>
-bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group,
-             Index key_parts) {
-  const AttentionMask<T>& mask = options.mask;
-  const bool by_pairs = mask.hides_pairs() || mask.first_keys() != 0;
+bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group) {
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
-         !options.dropout.active() &&
-         (!by_pairs || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
+         !options.dropout.active() && (group == 1 || same_for_heads(options.mask));
 }
 
 /// What a forward call asks the memory resource for.
@@ -33940,7 +33979,7 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && decodes(in, options, sizes.group(), scratch.plan().key_parts)) {
+  if (scratch.few() && decodes(in, options, sizes.group())) {
     return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);

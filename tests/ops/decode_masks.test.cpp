@@ -45,7 +45,8 @@ struct MaskedCase {
   explicit MaskedCase(std::uint64_t seed) : numbers(seed) {
     B = 1 + numbers.below(3), G = 1 + numbers.below(2), H = G * (1 + numbers.below(3));
     few = 1 + numbers.below(few_queries<T>()), many = few_queries<T>() + 24;
-    S = numbers.coin(0.3) ? 1 + numbers.below(40) : 1 + numbers.below(700);
+    S = 1 + numbers.below(numbers.coin(0.3) ? 40 : 700);
+    if (numbers.coin(0.2)) S += 1024;  // of which threads share the keys of a head
     d = numbers.coin(0.5) ? 16 : 1 + numbers.below(40);
     dv = numbers.coin(0.5) ? 32 : 1 + numbers.below(40);
     q = numbers.tensor<T>(Shape{B, H, many, d}), k = numbers.tensor<T>(Shape{B, G, S, d});
@@ -239,10 +240,14 @@ TEST_CASE("one query with masks is decoded, and blocks that they hide whole are 
   const auto q = numbers.tensor<float>(Shape{1, 4, 1, 16}),
              k = numbers.tensor<float>(Shape{1, 2, S, 16}),
              v = numbers.tensor<float>(Shape{1, 2, S, 16});
+  ThreadPool pool(3);
   const auto tally = [&](const AttentionMask<float>& mask) {
-    FlopTally flops;
+    FlopTally flops, shared;
     Tensor4<float> o(q.shape());
     flash_attention_forward<float>(q, k, v, {.mask = mask}, o, {}, {.flops = &flops});
+    flash_attention_forward<float>(q, k, v, {.mask = mask}, o, {},
+                                   {.executor = pool, .flops = &shared});
+    CHECK(shared.executed == flops.executed);
     return std::pair{flops.useful.load(), flops.executed.load()};
   };
   const auto [useful, executed] = tally({});

@@ -23,16 +23,12 @@ bool same_for_heads(const AttentionMask<T>& mask) {
 }
 
 /// Whether the kernels of decoding take a call of few queries: keys are transposed or their rows
-/// dense, and rows of values are; where keys are hidden, or biased, pair by pair, heads that share
-/// keys have that in common and threads share none. Every other call goes the general way.
+/// dense, and rows of values are; heads that share keys have masks of pairs and biases in common.
+/// Every other call goes the general way.
 template <class T, class Q, class U>
-bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group,
-             Index key_parts) {
-  const AttentionMask<T>& mask = options.mask;
-  const bool by_pairs = mask.hides_pairs() || mask.first_keys() != 0;
+bool decodes(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options, Index group) {
   return (in.k.stride(3) == 1 || !in.blocks.absent()) && in.v.stride(3) == 1 &&
-         !options.dropout.active() &&
-         (!by_pairs || (key_parts == 1 && (group == 1 || same_for_heads(mask))));
+         !options.dropout.active() && (group == 1 || same_for_heads(options.mask));
 }
 
 /// What a forward call asks the memory resource for.

@@ -107,7 +107,7 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
-  if (scratch.few() && decodes(in, options, sizes.group(), scratch.plan().key_parts)) {
+  if (scratch.few() && decodes(in, options, sizes.group())) {
     return decode_call<T>(scratch, sizes, in, options, o, lse, context);
   }
   forward_sequences(sequences_of(sizes), in, options, o, lse, scratch, context);
