@@ -137,7 +137,7 @@ TEST_CASE("tiles that a bias hides whole are not multiplied, forward or backward
     if (2 * seen > sizes.L * sizes.S) continue;
     const auto some = executed(pattern, false);
     CAPTURE(pattern.name);
-    for (const std::size_t n : {0, 1}) CHECK(some[n] < all[n] * 9 / 10);
+    for (std::size_t n = 0; n < 2; ++n) CHECK(some[n] < all[n] * 9 / 10);
   }
   CHECK(shared[0] < all[0]);  // 0 is not added either
   CHECK(shared[1] == all[1]);
