@@ -2343,17 +2343,16 @@ class Meeting {
     }
     if (undecided_) return;
     if (stride < 0) target_ -= reach;
-    const StepSum sum{stride < 0 ? -stride : stride, most};
-    for (std::size_t n = 0; n < count_; ++n) {
-      if (sums_[n].step == sum.step) return void(sums_[n].most += most);
-    }
-    sums_[count_++] = sum;
+    const Index step = stride < 0 ? -stride : stride;
+    std::size_t at = count_;
+    while (at > 0 && sums_[at - 1].step < step) --at;
+    if (at > 0 && sums_[at - 1].step == step) return void(sums_[at - 1].most += most);
+    for (std::size_t n = count_++; n > at; --n) sums_[n] = sums_[n - 1];
+    sums_[at] = {step, most};
   }
 
   bool has_solutions(int wanted) {
     if (undecided_) return false;
-    std::sort(sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(count_),
-              [](const StepSum& a, const StepSum& b) { return a.step > b.step; });
     int budget = 4096;
     return count_ways({sums_.data(), count_}, target_, wanted, budget) >= wanted;
   }
@@ -2362,7 +2361,7 @@ class Meeting {
   Index target_;
   bool undecided_ = false;
   std::size_t count_ = 0;
-  std::array<StepSum, 18> sums_{};
+  std::array<StepSum, 18> sums_;  // the first `count_`, their steps falling
 };
 
 /// Whether the two share a byte, where their ranges of memory do.
@@ -6982,6 +6981,8 @@ HEADWISE_STRICT_MATH_BEGIN
 ///
 /// tanh(-|x|) = m / (2 + m) with m = e^(-2 |x|) - 1 = 2^n (2^f - 1) + (2^n - 1), of which the first
 /// term is f times a polynomial: nothing cancels.
+/// (The division by multiply-adds, seven for a float: attention with a softcap 0.95 as fast; EPYC
+/// of family 26, AVX-512.)
 template <Scalar T>
 HEADWISE_INLINE typename Simd<T>::Vector tanh_of(const typename Simd<T>::Vector& x) {
   if constexpr (!vectorised<T>) {
@@ -7604,9 +7605,9 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
 HEADWISE_STRICT_MATH_BEGIN
 
-/// run_tile over `M` rows, six at a time (of one vector twelve), then four, two, one; of types that
-/// are no vectors two, then one; of AMX sixteen at a time. `mirrored` where sums of pieces are to
-/// have the bits that b^T a^T gives (the others have those).
+/// run_tile over `M` rows, six at a time (of one vector twelve or sixteen), then four, two, one; of
+/// types that are no vectors two, then one; of AMX sixteen at a time. `mirrored` where sums of
+/// pieces are to have the bits that b^T a^T gives (the others have those).
 template <class T, int V, bool mirrored>
 void run_rows(const Panel<T>& panel, Index M) {
   if constexpr (Tile<T>::rows == 16) {
@@ -7616,7 +7617,14 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        // Sixteen that are left are one tile where there are registers for it, as four rows have
+        // too few chains: 16 tokens forward and backward 0.985 of the time (EPYC of family 26).
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       // Eight that are left go as four and four, where rows of a do not stand in tiles of six: two
       // rows have too few chains, and take as long as four.
@@ -7866,14 +7874,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -8108,12 +8129,15 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   }
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
-/// The same; numbers that already lie so are read in place.
+/// The same; numbers that already lie so are read in place, and so are so few rows that a copy
+/// takes longer than it saves. (16 tokens forward and backward: 0.985 of the time; of 24 to 64 rows
+/// no difference; AVX-512, EPYC of family 26.)
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -8993,6 +9017,105 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+// Biases of pairs: added to rows of scores, and as the masks that they stand for, 0 here and
+// -infinity there. Read once for each instruction set.
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+/// The n-th bias of pairs.
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+/// Step 4b of a row whose lanes are keys: x += what a bias of pairs, of which `bias` is the query's
+/// row, adds to these; met(j, added) is told of each vector, from key j on.
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+/// Of query i and these keys, counted from key `first`: where a bias hides the pair, seen[key]
+/// becomes 0; elsewhere it stays 0 or 1.
+/// (Asked one by one, a bias made the forward pass of kept weights twice as long.)
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      // (As load_bytes(...) & shown, g++ 12 says that it "could not split" an instruction.)
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+/// Whether all numbers of x [rows, N], of which x(0, 0) is one, are as asked: `are` sets the lanes
+/// of a vector where they are. The last row that holds another ends the search: of masks that are
+/// causal it is the last of all.
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+/// Whether a bias hides every pair of queries i0 ... i0 + rows - 1 and these keys.
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+/// Whether a bias may add something else than 0 to a pair of these. One with rows of its own is not
+/// searched: it would come from memory before the products that it now comes beside, and forward
+/// with a bias of 0 took 0.99 to 1.1 times as long.
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 // Softmax of rows: kernels/softmax.hpp by vectors. Other types than float and double take the rows
 // there. Read once for each instruction set.
@@ -9052,23 +9175,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  /// Hides those of a piece's elements that the m-th bias hides; by vectors, as few ever are.
-  /// (Asked one by one, a bias made the whole forward pass of attention twice as long.)
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   /// f(n, all, seen) for the pieces that hold something visible: all of it, or what is seen.
   template <class F>
@@ -9754,72 +9861,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-// Biases of pairs that stand for masks, 0 here and -infinity there: whether one does the same to a
-// whole tile. Read once for each instruction set.
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-/// The n-th bias of pairs.
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-/// Whether all numbers of x [rows, N], of which x(0, 0) is one, are as asked: `are` sets the lanes
-/// of a vector where they are. The last row that holds another ends the search: of masks that are
-/// causal it is the last of all.
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-/// Whether a bias hides every pair of queries i0 ... i0 + rows - 1 and these keys.
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-/// Whether a bias may add something else than 0 to a pair of these. One with rows of its own is not
-/// searched: it would come from memory before the products that it now comes beside, and forward
-/// with a bias of 0 took 0.99 to 1.1 times as long.
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 // Which pairs of a tile of attention are visible. Read once for each instruction set.
 
@@ -10257,6 +10298,16 @@ struct OnlineSoftmax {
     }
   }
 };
+
+/// Whether a product of a tile's weights by N columns is so small that to cut it to the pairs that
+/// are visible takes longer than what that saves. Queries of one vector have weights of 0 for all
+/// that they do not see. (16 tokens forward and backward, causal: 0.975 of the time; AVX-512, EPYC
+/// of family 26.)
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 /// Every pair is visible.
 struct AllVisible {};
@@ -10980,7 +11031,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -11225,28 +11276,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
   }
 }
 
-/// Step 4b of a row whose lanes are keys: x += a bias of keys range.begin ... range.end - 1 of a
-/// tile, `bias` being its row; where it hides a pair, the mask says so.
-template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
 /// What the way back through the scores of a tile needs.
 template <class T>
 struct ScoreScratch {
@@ -11303,6 +11332,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -11310,8 +11340,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -11817,6 +11850,15 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
   return lines;
 }
 
+/// Queries that pass a panel together: as many as have buffers for what is done to their scores,
+/// and all of them where nothing is and their keys are one vector, of which tiles have twelve rows.
+template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
 /// backward_panel for the whole tile. Panels are outside: the two of k^T and v^T stay in the first
 /// cache level while all queries pass (with the queries outside they came from the second for each
 /// six; of two panels at a time rows begin half as often: 0.98 of the speed with AVX2). Where
@@ -11830,14 +11872,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -11880,7 +11922,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -11910,7 +11952,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -13837,9 +13879,7 @@ class DecodeMask {
                 KeyRange range) {
     std::uint8_t* const seen = bytes_ + r * keys;
     rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
-    for (int n = 0; n < rules.bias_count(); ++n) {
-      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
-    }
+    hide_by_biases<T>(rules, i, block.j0, range, seen);
     range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
     hides_[r] = place_of(0, seen, range) < range.size();
@@ -13869,34 +13909,10 @@ class DecodeMask {
     const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
     return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
   }
-  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
-                           std::uint8_t* seen) {
-    using S = Simd<T>;
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
-      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
-    }
-  }
 
   bool hides_[std::size_t{DecodeTile<T>::rows}];
   std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
 };
-
-/// s += the biases of query i and the keys of a block that are seen.
-template <class T>
-void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
-                        KeyRange range, T* s) {
-  using S = Simd<T>;
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      S::store(S::load(s + j) + added, s + j);
-    }
-  }
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -14012,7 +14028,10 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
-  add_biases_decoded<T>(rules, i, block, seen, s);
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
+                        [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
+  }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -15933,7 +15952,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -16144,14 +16168,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -16361,8 +16398,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -17114,6 +17152,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -17161,21 +17282,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -17785,62 +17892,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -18217,6 +18268,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -18845,7 +18902,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -19064,26 +19121,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -19131,6 +19168,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -19138,8 +19176,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -19590,6 +19631,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -19598,14 +19646,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -19635,7 +19683,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -19663,7 +19711,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -21382,9 +21430,7 @@ class DecodeMask {
                 KeyRange range) {
     std::uint8_t* const seen = bytes_ + r * keys;
     rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
-    for (int n = 0; n < rules.bias_count(); ++n) {
-      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
-    }
+    hide_by_biases<T>(rules, i, block.j0, range, seen);
     range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
     hides_[r] = place_of(0, seen, range) < range.size();
@@ -21410,33 +21456,10 @@ class DecodeMask {
     const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
     return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
   }
-  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
-                           std::uint8_t* seen) {
-    using S = Simd<T>;
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
-      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
-    }
-  }
 
   bool hides_[std::size_t{DecodeTile<T>::rows}];
   std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
 };
-
-template <class T>
-void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
-                        KeyRange range, T* s) {
-  using S = Simd<T>;
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      S::store(S::load(s + j) + added, s + j);
-    }
-  }
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -21539,7 +21562,10 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
-  add_biases_decoded<T>(rules, i, block, seen, s);
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
+                        [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
+  }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -23422,7 +23448,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -23633,14 +23664,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -23850,8 +23894,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -24603,6 +24648,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -24650,21 +24778,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -25274,62 +25388,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -25706,6 +25764,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -26334,7 +26398,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -26553,26 +26617,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -26620,6 +26664,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -26627,8 +26672,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -27079,6 +27127,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -27087,14 +27142,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -27124,7 +27179,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -27152,7 +27207,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -28871,9 +28926,7 @@ class DecodeMask {
                 KeyRange range) {
     std::uint8_t* const seen = bytes_ + r * keys;
     rules.kept(i, {block.j0 + range.begin, block.j0 + range.end}, seen + range.begin);
-    for (int n = 0; n < rules.bias_count(); ++n) {
-      hide_by_bias(bias_of<T>(rules, n).from(i, block.j0), rules.hidden_below(), range, seen);
-    }
+    hide_by_biases<T>(rules, i, block.j0, range, seen);
     range.begin += place_of(1, seen, range);
     while (range.size() > 0 && seen[range.end - 1] == 0) --range.end;
     hides_[r] = place_of(0, seen, range) < range.size();
@@ -28899,33 +28952,10 @@ class DecodeMask {
     const void* const at = std::memchr(begin, byte, static_cast<std::size_t>(range.size()));
     return at == nullptr ? range.size() : static_cast<const std::uint8_t*>(at) - begin;
   }
-  static void hide_by_bias(const Matrix<const T>& bias, T hidden_below, KeyRange range,
-                           std::uint8_t* seen) {
-    using S = Simd<T>;
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      const auto shows = (added < S::broadcast(hidden_below)) == S::broadcast_int(0);
-      const auto both = S::both(S::load_bytes(seen + j), shows) & S::broadcast_int(1);
-      S::store_bytes(both, seen + j);  // 0 or 1, as rules.kept says it
-    }
-  }
 
   bool hides_[std::size_t{DecodeTile<T>::rows}];
   std::uint8_t bytes_[static_cast<std::size_t>(DecodeTile<T>::rows * keys)];
 };
-
-template <class T>
-void add_biases_decoded(const HeadVisibility<T>& rules, Index i, const DecodeBlock& block,
-                        KeyRange range, T* s) {
-  using S = Simd<T>;
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i, block.j0);
-    for (Index j = range.begin / S::width * S::width; j < range.end; j += S::width) {
-      const auto added = load_lanes<T>({&bias(0, j), bias.column}, range.end - j, T(0));
-      S::store(S::load(s + j) + added, s + j);
-    }
-  }
-}
 
 HEADWISE_STRICT_MATH_END
 
@@ -29028,7 +29058,10 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
       S::store(S::load(s + j) + S::load(line + j), s + j);
     }
   }
-  add_biases_decoded<T>(rules, i, block, seen, s);
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
+                        [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
+  }
   if (score.calls() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
@@ -46037,7 +46070,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -46248,14 +46286,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -46465,8 +46516,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -47218,6 +47270,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -47265,21 +47400,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -47889,62 +48010,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -48321,6 +48386,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -48949,7 +49020,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -49168,26 +49239,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -49235,6 +49286,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -49242,8 +49294,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -49694,6 +49749,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -49702,14 +49764,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -49739,7 +49801,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -49767,7 +49829,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -51419,7 +51481,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -51630,14 +51697,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -51847,8 +51927,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -52600,6 +52681,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -52647,21 +52811,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -53271,62 +53421,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -53703,6 +53797,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -54331,7 +54431,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -54550,26 +54650,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -54617,6 +54697,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -54624,8 +54705,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -55076,6 +55160,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -55084,14 +55175,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -55121,7 +55212,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -55149,7 +55240,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -56797,7 +56888,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -57008,14 +57104,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -57225,8 +57334,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -57978,6 +58088,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -58025,21 +58218,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -58649,62 +58828,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -59081,6 +59204,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -59709,7 +59838,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -59928,26 +60057,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -59995,6 +60104,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -60002,8 +60112,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -60454,6 +60567,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -60462,14 +60582,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -60499,7 +60619,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -60527,7 +60647,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -62175,7 +62295,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -62386,14 +62511,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -62603,8 +62741,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -63356,6 +63495,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -63403,21 +63625,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -64027,62 +64235,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -64459,6 +64611,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -65087,7 +65245,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -65306,26 +65464,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -65373,6 +65511,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -65380,8 +65519,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -65832,6 +65974,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -65840,14 +65989,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -65877,7 +66026,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -65905,7 +66054,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -67618,7 +67767,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -67829,14 +67983,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -68046,8 +68213,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -68799,6 +68967,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -68846,21 +69097,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -69470,62 +69707,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -69902,6 +70083,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -70530,7 +70717,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -70749,26 +70936,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -70816,6 +70983,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -70823,8 +70991,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -71275,6 +71446,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -71283,14 +71461,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -71320,7 +71498,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -71348,7 +71526,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;
@@ -72994,7 +73172,12 @@ void run_rows(const Panel<T>& panel, Index M) {
     const Element<T>* a = panel.a;
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
-        for (; m + 12 <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        constexpr bool fits = HEADWISE_ISA_BYTES == 64;
+        const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
+        for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
+        if constexpr (fits) {
+          if (last != 0) return run_tile<T, 16, V>(panel, a, m);
+        }
       }
       const bool in_step = panel.a_tile == Tile<T>::rows * panel.a_row;
       for (; m + 6 <= M && !(in_step && m + 8 == M); m += 6, a += panel.a_tile) {
@@ -73205,14 +73388,27 @@ struct Residues {
 template <class T, class U = T>
 bool all_finite(const Matrix<const U>& x, Index rows, Index columns) {
   using S = Simd<T>;
+  constexpr int chains = Residues<T>::chains;
   Residues<T> residues;
   T rest[std::size_t{S::width}];
-  for (Index i = 0; i < rows; ++i) {
+  const Index whole = x.column == 1 ? columns / S::width * S::width : 0;
+  const auto add = [](const U* numbers, typename S::Vector& sum) HEADWISE_ALWAYS_INLINE {
+    sum = sum + Factor<T>::residue_of_numbers(load_as<T>(numbers));
+  };
+  Index i = 0;
+  for (; i + chains <= rows; i += chains) {
     const U* row = x.data + i * x.row;
-    Index j = x.column == 1 ? columns / S::width * S::width : 0;
-    residues.add(j, [&](Index n) HEADWISE_ALWAYS_INLINE {
-      return Factor<T>::residue_of_numbers(load_as<T>(row + n));
-    });
+    for (Index n = 0; n < whole; n += S::width) {
+      unrolled<chains>([&](auto t)
+                           HEADWISE_ALWAYS_INLINE { add(row + t * x.row + n, residues.sums[t]); });
+    }
+  }
+  for (; i < rows; ++i) {
+    for (Index n = 0; n < whole; n += S::width) add(x.data + i * x.row + n, residues.sums[0]);
+  }
+  for (i = 0; whole < columns && i < rows; ++i) {
+    const U* row = x.data + i * x.row;
+    Index j = whole;
     while (j < columns) {
       for (Index lane = 0; lane < S::width; ++lane, ++j) {
         rest[lane] = j < columns ? element_as<T>(row[j * x.column]) : T(0);
@@ -73422,8 +73618,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
-    if (b.column == 1 && b.row == N && N % Tile<T>::width == 0) {
-      return {b.data, N, 1, finite || all_finite<T>(b, rows, N)};
+    const bool few = rows <= Tile<T>::width;
+    if (b.column == 1 && (b.row == N || few) && N % Tile<T>::width == 0) {
+      return {b.data, b.row, 1, finite || all_finite<T>(b, rows, N)};
     }
   }
   return copy_right<T>(b, rows, N, finite, to);
@@ -74175,6 +74372,89 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
+// headwise/kernels/bias_tile.inc
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
+
+HEADWISE_STRICT_MATH_BEGIN
+
+template <class T>
+Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
+  const auto& plane = rules.bias_plane(n);
+  return {plane.data, plane.row, plane.column};
+}
+
+template <class T, class Met>
+HEADWISE_INLINE void add_bias_of_keys(const Matrix<const T>& bias, KeyRange keys, T* x,
+                                      const Met& met) {
+  using S = Simd<T>;
+  for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+    const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+    S::store(S::load(x + j) + added, x + j);
+    met(j, added);
+  }
+}
+
+template <class T>
+void hide_by_biases(const HeadVisibility<T>& rules, Index i, Index first, KeyRange keys,
+                    std::uint8_t* seen) {
+  using S = Simd<T>;
+  const auto least = S::broadcast(rules.hidden_below());
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i, first);
+    for (Index j = keys.begin / S::width * S::width; j < keys.end; j += S::width) {
+      const auto added = load_lanes<T>({&bias(0, j), bias.column}, keys.end - j, T(0));
+      const auto shown = (added < least) == S::broadcast_int(0);
+      const auto both = S::both(S::load_bytes(seen + j), shown) & S::broadcast_int(1);
+      S::store_bytes(both, seen + j);
+    }
+  }
+}
+
+template <class T, class Are>
+HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
+  using S = Simd<T>;
+  if (x.row == 0) rows = 1;
+  if (x.column == 0) N = 1;
+  for (Index r = rows - 1; r >= 0; --r) {
+    auto others = S::broadcast_int(0);
+    for (Index n = 0; n < N; n += S::width) {
+      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
+      others = others | (are(numbers) == S::broadcast_int(0));
+    }
+    if (S::any(others)) return false;
+  }
+  return true;
+}
+
+template <class T>
+bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const T least = rules.hidden_below();
+  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
+  }
+  return false;
+}
+
+template <class T>
+bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
+  using S = Simd<T>;
+  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
+  for (int n = 0; n < rules.bias_count(); ++n) {
+    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
+    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
+    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
+  }
+  return false;
+}
+
+HEADWISE_STRICT_MATH_END
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
+
 // headwise/kernels/softmax.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -74222,21 +74502,7 @@ struct RowMask {
     if (rules->has_keep_masks() || rules->has_gaps()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
-    for (int m = 0; m < rules->bias_count(); ++m) hide_by_bias(m, n, {begin, end}, seen);
-  }
-  HEADWISE_INLINE void hide_by_bias(int m, Index n, KeyRange elements, PieceMask<T>& seen) const {
-    using S = Simd<T>;
-    const auto& bias = rules->bias_plane(m);
-    const Row<const T> of_query{bias.data + i * bias.row, bias.column};
-    const T least = rules->hidden_below();
-    for (Index t = elements.begin; t < elements.end; t += S::width) {
-      const Index count = std::min<Index>(S::width, elements.end - t);
-      const Row<const T> x{of_query.data + (n + t) * bias.column, bias.column};
-      if (!S::any(load_lanes<T>(x, count, T(0)) < S::broadcast(least))) continue;
-      for (Index u = 0; u < count; ++u) {
-        if (x[u] < least) seen.bytes[t + u] = 0;
-      }
-    }
+    hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
   }
   template <class F>
   HEADWISE_INLINE void each_piece(F&& f) const {
@@ -74846,62 +75112,6 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
-// headwise/kernels/bias_tile.inc
-
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
-
-HEADWISE_STRICT_MATH_BEGIN
-
-template <class T>
-Matrix<const T> bias_of(const HeadVisibility<T>& rules, int n) {
-  const auto& plane = rules.bias_plane(n);
-  return {plane.data, plane.row, plane.column};
-}
-
-template <class T, class Are>
-HEADWISE_INLINE bool holds_for_all(const Matrix<const T>& x, Index rows, Index N, const Are& are) {
-  using S = Simd<T>;
-  if (x.row == 0) rows = 1;
-  if (x.column == 0) N = 1;
-  for (Index r = rows - 1; r >= 0; --r) {
-    auto others = S::broadcast_int(0);
-    for (Index n = 0; n < N; n += S::width) {
-      const auto numbers = load_lanes<T>({&x(r, n), x.column}, N - n, x(0, 0));
-      others = others | (are(numbers) == S::broadcast_int(0));
-    }
-    if (S::any(others)) return false;
-  }
-  return true;
-}
-
-template <class T>
-bool biases_hide(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const T least = rules.hidden_below();
-  const auto hidden = [&](const auto& x) HEADWISE_ALWAYS_INLINE { return x < S::broadcast(least); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    if (bias(0, 0) < least && holds_for_all<T>(bias, rows, keys.size(), hidden)) return true;
-  }
-  return false;
-}
-
-template <class T>
-bool biases_add(const HeadVisibility<T>& rules, Index i0, Index rows, KeyRange keys) {
-  using S = Simd<T>;
-  const auto zero = [](const auto& x) HEADWISE_ALWAYS_INLINE { return x == S::zero(); };
-  for (int n = 0; n < rules.bias_count(); ++n) {
-    const auto bias = bias_of<T>(rules, n).from(i0, keys.begin);
-    const bool shared = bias.row == 0 && bias(0, 0) == T(0);
-    if (!shared || !holds_for_all<T>(bias, rows, keys.size(), zero)) return true;
-  }
-  return false;
-}
-
-HEADWISE_STRICT_MATH_END
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
-
 // headwise/kernels/tile_mask.inc
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
@@ -75278,6 +75488,12 @@ struct OnlineSoftmax {
     }
   }
 };
+
+template <class T>
+bool is_small(const TileBlock& block, Index N) {
+  constexpr Index width = Tile<T>::width;
+  return N <= width && block.rows <= width && block.end <= 3 * Tile<T>::rows;
+}
 
 struct AllVisible {};
 
@@ -75906,7 +76122,7 @@ template <class T>
 std::int64_t add_visible_values(const ForwardTask<T>& task, const Matrix<const Element<T>>& p,
                                 const Operand<T>& v, const TileBlock& block) {
   const ForwardMask<T>& mask = task.mask;
-  if (mask.full() || (mask.whole() && v.finite)) {
+  if (mask.full() || (v.finite && (mask.whole() || is_small<T>(block, task.head.dv)))) {
     return add_values<T>(task, p, v, block, 0, block.rows, {block.begin, block.end});
   }
   std::int64_t count = 0;
@@ -76125,26 +76341,6 @@ HEADWISE_INLINE void prefetch_flows(const FlashHead<T>& head, Index i0, Index ro
 }
 
 template <class T>
-void add_bias_of_keys(const Matrix<const T>& bias, T hidden_below, Index r, KeyRange range, T* x,
-                      BackwardMask<T>& mask) {
-  using S = Simd<T>;
-  const auto least = S::broadcast(hidden_below);
-  T part[std::size_t{S::width}] = {};
-  for (Index j = range.begin; j < range.end; j += S::width) {
-    const Index n = std::min<Index>(S::width, range.end - j);
-    const T* from = bias.data + j * bias.column;
-    if (bias.column != 1 || n < S::width) {
-      for (Index t = 0; t < n; ++t) part[t] = from[t * bias.column];
-      from = part;
-    }
-    const auto added = S::load(from);
-    S::store(S::load(x + j) + added, x + j);
-    const auto hidden = added < least;
-    if (S::any(hidden)) mask.hide(r, j, hidden);
-  }
-}
-
-template <class T>
 struct ScoreScratch {
   static constexpr Index queries = BackwardTile<T>::queries, keys = BackwardTile<T>::keys;
 
@@ -76192,6 +76388,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   const HeadScore<T>& score = head.score;
   if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
+  const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
     const Index r = rows.first + m;
     const T* const line = scratch.of_query(scratch.line, r);
@@ -76199,8 +76396,11 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
       S::store(S::load(x + j) + S::load(line + j), x + j);
     }
     for (int n = 0; n < head.visibility.bias_count(); ++n) {
-      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0),
-                          head.visibility.hidden_below(), r, real, x, mask);
+      add_bias_of_keys<T>(bias_of<T>(head.visibility, n).from(block.i0 + r, block.j0), real, x,
+                          [&](Index j, const auto& added) HEADWISE_ALWAYS_INLINE {
+                            const auto hidden = added < least;
+                            if (S::any(hidden)) mask.hide(r, j, hidden);
+                          });
     }
     if (!score.calls() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
@@ -76651,6 +76851,13 @@ LinesAhead lines_of_next_tile(const FlashHead<T>& head, const TileBlock& block) 
 }
 
 template <class T>
+Index rows_together(const TileScores<T>& tile) {
+  const bool one_vector = tile.block.end <= Tile<T>::width;
+  if (!one_vector || !tile.plain || tile.head.forward.dropout.active()) return Tile<T>::rows;
+  return std::max<Index>(tile.block.rows, Tile<T>::rows);
+}
+
+template <class T>
 std::int64_t backward_scores(const TileScores<T>& tile) {
   constexpr Index columns = Tile<T>::columns, drawn = BackwardTile<T>::drawn;
   const FlashHead<T>& head = tile.head;
@@ -76659,14 +76866,14 @@ std::int64_t backward_scores(const TileScores<T>& tile) {
   const AttentionHead<T>& forward = head.forward;
   const bool drops = forward.dropout.active();
   const Index together = drops ? drawn : columns;
+  const Index rows = rows_together(tile);
   LinesAhead ahead = lines_of_next_tile<T>(head, block);
-  ahead.spread((block.end + columns - 1) / columns *
-               ((block.rows + Tile<T>::rows - 1) / Tile<T>::rows));
+  ahead.spread((block.end + columns - 1) / columns * ((block.rows + rows - 1) / rows));
   std::int64_t count = 0;
   for (Index c0 = 0; c0 < block.end; c0 += together) {
     const Index keys = std::min<Index>(together, round_up(block.end - c0, Tile<T>::width));
-    for (Index r = 0; r < block.rows; r += Tile<T>::rows) {
-      const Index n = std::min<Index>(Tile<T>::rows, block.rows - r);
+    for (Index r = 0; r < block.rows; r += rows) {
+      const Index n = std::min<Index>(rows, block.rows - r);
       const bool draws = drops && tile.mask.vectors_seen(r, n, {c0, c0 + keys}).size() > 0;
       for (Index m = 0; draws && m < n; ++m) {
         dropout_factors<T>(forward.dropout, forward.b, forward.h, block.i0 + r + m, block.j0 + c0,
@@ -76696,7 +76903,7 @@ std::int64_t add_by_key(const Matrix<const Element<T>>& a, const Operand<T>& b, 
                         const Matrix<T>& c, const TileBlock& block, Element<T>* kept,
                         const BackwardMask<T>& mask) {
   const Epilogue<T> add{.accumulate = true};
-  if (mask.full() || (mask.whole() && b.finite)) {
+  if (mask.full() || (b.finite && (mask.whole() || is_small<T>(block, N)))) {
     return multiply<T>(walk_rows<T>(a), b, c, {block.end, N, block.rows}, add);
   }
   const Index together = b.finite ? Tile<T>::rows : 1;
@@ -76724,7 +76931,7 @@ std::int64_t add_by_query(const FlashHead<T>& head, const Matrix<const Element<T
   const Index d = head.forward.d;
   const Epilogue<T> add{.alpha = head.forward.scale, .accumulate = true};
   const auto dq = head.dq.from(block.i0, 0);
-  if (mask.full() || (mask.whole() && k.finite)) {
+  if (mask.full() || (k.finite && (mask.whole() || is_small<T>(block, d)))) {
     return multiply<T>(walk_rows<T>(ds), k, dq, {block.rows, d, block.end}, add);
   }
   const Index together = k.finite ? Tile<T>::rows : 1;

@@ -12,14 +12,22 @@ using namespace headwise_tests;
 
 namespace {
 
-// 1, primes, one below and one above vectors and panels, more than one block of queries and of
-// keys, both L < S and L > S, and every grouping of heads.
+// 1, primes, vectors and one below and one above them and panels, more than one block of queries
+// and of keys, both L < S and L > S, and every grouping of heads.
 const std::vector<Sizes> shapes = {
-    {1, 1, 1, 1, 1, 1, 1},     {3, 4, 2, 7, 5, 3, 2},
-    {2, 3, 1, 11, 13, 5, 7},   {3, 2, 2, 1, 67, 4, 9},
-    {2, 2, 1, 47, 65, 8, 17},  {2, 2, 2, 49, 63, 17, 8},
-    {1, 2, 1, 97, 48, 6, 5},   {1, 1, 1, 131, 67, 5, 3},
-    {1, 2, 2, 50, 193, 3, 16}, beyond_tiles,
+    {1, 1, 1, 1, 1, 1, 1},
+    {3, 4, 2, 7, 5, 3, 2},
+    {2, 3, 1, 11, 13, 5, 7},
+    {3, 2, 2, 1, 67, 4, 9},
+    {2, 2, 1, 47, 65, 8, 17},
+    {2, 2, 2, 49, 63, 17, 8},
+    {1, 2, 1, 97, 48, 6, 5},
+    {1, 1, 1, 131, 67, 5, 3},
+    {1, 2, 2, 50, 193, 3, 16},
+    {1, 1, 1, 8, 17, 8, 8},
+    {1, 2, 2, 16, 16, 16, 16},
+    {2, 2, 1, 18, 18, 8, 16},
+    beyond_tiles,
 };
 
 template <class T>

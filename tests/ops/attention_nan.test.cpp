@@ -13,11 +13,9 @@ using namespace headwise_tests;
 
 namespace {
 
-const std::vector<Sizes> shapes = {{2, 2, 1, 7, 11, 3, 5},
-                                   {2, 4, 2, 49, 67, 5, 3},
-                                   {1, 2, 2, 97, 131, 17, 8},
-                                   {1, 2, 1, 67, 49, 4, 9},
-                                   beyond_tiles};
+const std::vector<Sizes> shapes = {{2, 2, 1, 7, 11, 3, 5},    {2, 4, 2, 49, 67, 5, 3},
+                                   {1, 2, 2, 97, 131, 17, 8}, {1, 2, 1, 67, 49, 4, 9},
+                                   {1, 2, 1, 16, 18, 16, 8},  beyond_tiles};
 
 }  // namespace
 

@@ -96,17 +96,16 @@ class Meeting {
     }
     if (undecided_) return;
     if (stride < 0) target_ -= reach;
-    const StepSum sum{stride < 0 ? -stride : stride, most};
-    for (std::size_t n = 0; n < count_; ++n) {
-      if (sums_[n].step == sum.step) return void(sums_[n].most += most);
-    }
-    sums_[count_++] = sum;
+    const Index step = stride < 0 ? -stride : stride;
+    std::size_t at = count_;
+    while (at > 0 && sums_[at - 1].step < step) --at;
+    if (at > 0 && sums_[at - 1].step == step) return void(sums_[at - 1].most += most);
+    for (std::size_t n = count_++; n > at; --n) sums_[n] = sums_[n - 1];
+    sums_[at] = {step, most};
   }
 
   bool has_solutions(int wanted) {
     if (undecided_) return false;
-    std::sort(sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(count_),
-              [](const StepSum& a, const StepSum& b) { return a.step > b.step; });
     int budget = 4096;
     return count_ways({sums_.data(), count_}, target_, wanted, budget) >= wanted;
   }
@@ -115,7 +114,7 @@ class Meeting {
   Index target_;
   bool undecided_ = false;
   std::size_t count_ = 0;
-  std::array<StepSum, 18> sums_{};
+  std::array<StepSum, 18> sums_;  // the first `count_`, their steps falling
 };
 
 /// Whether the two share a byte, where their ranges of memory do.
