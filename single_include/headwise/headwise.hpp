@@ -7618,7 +7618,7 @@ void run_rows(const Panel<T>& panel, Index M) {
     if constexpr (Tile<T>::rows == 6) {
       if constexpr (V == 1) {
         // Sixteen that are left are one tile where there are registers for it, as four rows have
-        // too few chains: 16 tokens forward and backward 0.985 of the time (EPYC of family 26).
+        // too few chains: 16 tokens forward and backward 0.99 of the time (EPYC of family 26).
         constexpr bool fits = HEADWISE_ISA_BYTES == 64;
         const Index last = fits && M > 12 && M % 12 == 4 ? 16 : 0;
         for (; m + 12 + last <= M; m += 12, a += 2 * panel.a_tile) run_tile<T, 12, V>(panel, a, m);
@@ -8130,8 +8130,9 @@ Operand<T> copy_right(const Matrix<const U>& b, Index rows, Index N, bool finite
   return {to, row, 1, finite || elements_finite<T>(to, steps<T>(rows), row)};
 }
 /// The same; numbers that already lie so are read in place, and so are so few rows that a copy
-/// takes longer than it saves. (16 tokens forward and backward: 0.985 of the time; of 24 to 64 rows
-/// no difference; AVX-512, EPYC of family 26.)
+/// takes longer than it saves. (16 tokens forward and backward, with rows_together in
+/// flash_backward_panels.inc: 0.98 of the time; up to 64 rows in place: no difference from 24 on;
+/// AVX-512, EPYC of family 26.)
 template <class T, class U>
 Operand<T> right_of(const Matrix<const U>& b, Index rows, Index N, bool finite, Element<T>* to) {
   if constexpr (Factor<T>::depth == 1 && std::same_as<U, T>) {
@@ -10301,8 +10302,8 @@ struct OnlineSoftmax {
 
 /// Whether a product of a tile's weights by N columns is so small that to cut it to the pairs that
 /// are visible takes longer than what that saves. Queries of one vector have weights of 0 for all
-/// that they do not see. (16 tokens forward and backward, causal: 0.975 of the time; AVX-512, EPYC
-/// of family 26.)
+/// that they do not see. (16 tokens forward and backward, causal, with all_finite by four rows:
+/// 0.95 of the time; AVX-512, EPYC of family 26.)
 template <class T>
 bool is_small(const TileBlock& block, Index N) {
   constexpr Index width = Tile<T>::width;
