@@ -2439,6 +2439,10 @@ inline bool same_elements(const Footprint& a, const Footprint& b) {
          std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
 }
 
+/// What a call writes to: views of its caller's, which may lie over its inputs, or tensors that
+/// were made for it. Of these nobody asks whether they share memory with anything.
+enum class OutputMemory { given, fresh };
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
@@ -33086,8 +33090,9 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// All rules of attention_backward.
-template <class T>
+/// All rules of attention_backward. Fresh gradients of what changes scores were made in the shapes
+/// of that.
+template <class T, OutputMemory memory>
 AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
                                           const In<T, 4>& weights,
                                           const AttentionOptions<T>& options,
@@ -33103,6 +33108,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
   require_shape(function, "dk", dk, k.shape(), "the shape of k");
   require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  if constexpr (memory == OutputMemory::fresh) return sizes;
   require_outputs_apart(function, {{"dq", dq}, {"dk", dk}, {"dv", dv}},
                         {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
   require_apart_from_options<T>(function, {"dq", dq}, options);
@@ -33118,6 +33124,95 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
                               {"dk", dk},
                               {"dv", dv}});
   return sizes;
+}
+
+/// attention_forward, also into tensors that were made for it.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_attention_forward(const AttentionInputs<T>& inputs, const AttentionOptions<T>& options,
+                           const Out<T, 4>& weights, const Out<T, 4>& o, const Context& context) {
+  constexpr std::string_view function = "attention_forward";
+  const auto& [q, k, v] = inputs;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  const auto& [B, H, G, L, S, d, dv] = sizes;
+  require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape(function, "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"weights", weights}, {"o", o}},
+                          {{"q", q}, {"k", k}, {"v", v}});
+    require_apart_from_options<T>(function, {"weights", weights}, options);
+    require_apart_from_options<T>(function, {"o", o}, options);
+  }
+  if (weights.size() == 0 && o.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.H, h = t % sizes.H;
+    const auto head = attention_head(sizes, inputs.q, inputs.k, inputs.v, options, b, h);
+    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
+                               workspace.of(worker));
+    const std::int64_t pairs = pairs_of(head.visibility, head.L);
+    const std::int64_t extra = kernels::forward_extras(head);
+    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
+                        run.executed_gemm_flops({head.L, head.S, head.d}) +
+                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
+                            (5 + extra) * head.L * head.S);
+  };
+  run_tasks(context, B * H, multiply_adds(sizes), task);
+}
+
+/// attention_backward, also into tensors that were made for it.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
+                            const In<T, 4>& weights, const AttentionOptions<T>& options,
+                            const AttentionGradients<T>& gradients, const Context& context) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes =
+      require_attention_backward<T, memory>(d_o, inputs, weights, options, gradients);
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  const AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      run.attention_backward_scratch(
+          L, S, d, width_v, options.dropout.active(),
+          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
+      context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
+    for (Index n = 0; n < sizes.group(); ++n) {
+      const Index h = g * sizes.group() + n;
+      const auto head = attention_head(sizes, of.q, k, v, options, b, h);
+      const auto flows = flows_into(gradients.score, b, h);
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
+                                  kernels::matrix(of.weights, b, h),
+                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
+                                   kernels::matrix(dv, b, g), n != 0, flows},
+                                  workspace.of(worker));
+      const std::int64_t pairs = pairs_of(head.visibility, head.L);
+      const std::int64_t extra = kernels::readable_backward_extras(head);
+      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
+                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
+                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
+                              run.executed_gemm_flops({head.L, head.d, head.S}) +
+                              run.executed_gemm_flops({head.S, head.d, head.L}) +
+                              (5 + extra) * head.L * head.S);
+    }
+  };
+  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
+    for (Index t = 0; t < B * G; ++t) task(t, 0);
+  } else {
+    run_tasks(context, B * G, multiply_adds(sizes), task);
+  }
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -33146,33 +33241,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        const AttentionOptions<std::type_identity_t<T>>& options,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
-  const auto& [B, H, G, L, S, d, dv] = sizes;
-  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  require_outputs_apart("attention_forward", {{"weights", weights}, {"o", o}},
-                        {{"q", q}, {"k", k}, {"v", v}});
-  detail::require_apart_from_options<T>("attention_forward", {"weights", weights}, options);
-  detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
-  if (weights.size() == 0 && o.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
-                         context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.H, h = t % sizes.H;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
-                               workspace.of(worker));
-    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-    const std::int64_t extra = kernels::forward_extras(head);
-    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
-                        run.executed_gemm_flops({head.L, head.S, head.d}) +
-                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
-                            (5 + extra) * head.L * head.S);
-  };
-  detail::run_tasks(context, B * H, detail::multiply_adds(sizes), task);
+  detail::run_attention_forward<T>({q, k, v}, options, weights, o, context);
 }
 
 /// The gradients of attention_forward.
@@ -33199,51 +33268,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const AttentionOptions<std::type_identity_t<T>>& options,
                         const AttentionGradients<std::type_identity_t<T>>& gradients,
                         const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes =
-      detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
-  const auto& [B, H, G, L, S, d, width_v] = sizes;
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  const detail::AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
-  Workspace<T> workspace(
-      context.executor.concurrency(),
-      run.attention_backward_scratch(
-          L, S, d, width_v, options.dropout.active(),
-          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
-      context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.G, g = t % sizes.G;
-    if (sizes.group() == 0) {
-      fill(select(select(dk, b), g), T(0));
-      fill(select(select(dv, b), g), T(0));
-    }
-    for (Index n = 0; n < sizes.group(); ++n) {
-      const Index h = g * sizes.group() + n;
-      const auto head = detail::attention_head(sizes, of.q, k, v, options, b, h);
-      const auto flows = detail::flows_into(gradients.score, b, h);
-      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
-                                  kernels::matrix(of.weights, b, h),
-                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
-                                   kernels::matrix(dv, b, g), n != 0, flows},
-                                  workspace.of(worker));
-      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = kernels::readable_backward_extras(head);
-      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
-                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
-                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
-                              run.executed_gemm_flops({head.L, head.d, head.S}) +
-                              run.executed_gemm_flops({head.S, head.d, head.L}) +
-                              (5 + extra) * head.L * head.S);
-    }
-  };
-  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
-    for (Index t = 0; t < B * G; ++t) task(t, 0);
-  } else {
-    detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);
-  }
+  detail::run_attention_backward<T>(d_o, inputs, weights, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -33452,8 +33477,8 @@ struct FlashBackwardViews {
 
 /// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
 /// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
-/// check.
-template <class T, int R, class U = T>
+/// check. Fresh gradients of what changes scores were made in the shapes of that, as well.
+template <class T, int R, class U, OutputMemory memory>
 void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
                             const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
   const auto of_queries = [&](Index width) {
@@ -33468,6 +33493,7 @@ void require_flash_backward(std::string_view function, const FlashBackwardViews<
   require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
   require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
   require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
+  if constexpr (memory == OutputMemory::fresh) return;
   require_outputs_apart(
       function, {{"dq", x.dq}, {"dk", x.dk}, {"dv", x.dv}},
       {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});
@@ -33996,7 +34022,7 @@ void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
 }
 
 /// flash_attention_forward, of queries and o of Q and of keys and values of U.
-template <class T, class Q, class U>
+template <class T, class Q, class U, OutputMemory memory = OutputMemory::given>
 void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
                         const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
@@ -34007,9 +34033,11 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
     require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
                   "two numbers a query of q");
   }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, in.key_bytes(), {"v", v}});
-  require_apart_from_options<T>(function, {"o", o}, options);
-  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, in.key_bytes(), {"v", v}});
+    require_apart_from_options<T>(function, {"o", o}, options);
+    require_apart_from_options<T>(function, {"lse", lse}, options);
+  }
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
@@ -34020,7 +34048,7 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
 }
 
 /// flash_attention_backward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
                          const FlashResults<T, U>& kept, const AttentionOptions<T>& options,
                          const AttentionGradients<T, U>& gradients, const Context& context) {
@@ -34029,8 +34057,8 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   const auto& [dq, dk, dv, d_score] = gradients;
   const auto sizes = require_attention<T>(function, q, k, v, options);
   options.require_no_gap(function);
-  require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
-                                  d_score);
+  require_flash_backward<T, 4, U, memory>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv},
+                                          options, d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
   const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
   flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,
@@ -35321,7 +35349,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// All rules of linear_forward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory>
 void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_forward", "x", x);
@@ -35331,11 +35359,13 @@ void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, con
     require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+  if constexpr (memory == OutputMemory::given) {
+    require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+  }
 }
 
 /// All rules of linear_backward.
-template <class T, class W>
+template <class T, class W, OutputMemory memory>
 void require_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
                              const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
@@ -35346,8 +35376,10 @@ void require_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
-  require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
-                        {{"dy", dy}, {"x", x}, {"w", w}});
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
+                          {{"dy", dy}, {"x", x}, {"w", w}});
+  }
 }
 
 /// A bias as products read it.
@@ -35369,16 +35401,31 @@ class DenseBias {
 };
 
 /// linear_forward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory = OutputMemory::given>
 void run_linear_forward(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y,
                         const Context& context) {
-  require_linear<T, W>(x, w, b, y);
+  require_linear<T, W, memory>(x, w, b, y);
   const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
   if (size.M == 0 || size.N == 0) return;
   const DenseBias<T> bias(b, context.memory);
   const LinearProduct<T, W> product(w, size, context);
   Workspace<T> workspace(context.executor.concurrency(), product.scratch(), context.memory);
   product.run(x, y, bias.data(), workspace, context);
+}
+
+/// bias_backward, also where db is of a caller who knows that it shares memory with nothing.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_bias_backward(const In<T, 2>& dy, const InOut<T, 1>& db, const Context& context) {
+  require_countable("bias_backward", "dy", dy);
+  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  if constexpr (memory == OutputMemory::given)
+    require_apart("bias_backward", {"db", db}, {{"dy", dy}});
+  if (dy.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
+    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
+  });
+  context.count_flops(dy.size(), dy.size());
 }
 
 HEADWISE_STRICT_MATH_END
@@ -35428,15 +35475,7 @@ void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
-  require_countable("bias_backward", "dy", dy);
-  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
-  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
-  if (dy.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
-    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
-  });
-  context.count_flops(dy.size(), dy.size());
+  detail::run_bias_backward<T>(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -35444,11 +35483,11 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// linear_backward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory = OutputMemory::given>
 void run_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
                          const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db,
                          const Context& context) {
-  require_linear_backward<T, W>(dy, x, w, dx, dw, db);
+  require_linear_backward<T, W, memory>(dy, x, w, dx, dw, db);
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   std::optional<LinearProduct<T, W>> of_dx;
   std::optional<LinearWeightGradient<T>> of_dw;
@@ -35459,7 +35498,7 @@ void run_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& 
       std::max<Index>(of_dx ? of_dx->scratch() : 0, of_dw ? of_dw->scratch() : 0), context.memory);
   if (of_dx) of_dx->run(dy, dx, nullptr, workspace, context);
   if (of_dw) of_dw->add_to(dw, workspace, context);
-  if (!db.absent()) bias_backward(dy, db, context);
+  if (!db.absent()) run_bias_backward<T, OutputMemory::fresh>(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -37686,7 +37725,7 @@ void require_apart_from_starts(std::string_view function, const Footprint& out,
 }
 
 /// packed_attention_forward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOptions<T>& options,
                          const Out<U, 3>& o, const Out<T, 3>& lse, const Context& context) {
   constexpr std::string_view function = "packed_attention_forward";
@@ -37697,11 +37736,13 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
   }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart_from_starts(function, {"o", o}, inputs);
-  require_apart_from_starts(function, {"lse", lse}, inputs);
-  require_apart_from_options<T>(function, {"o", o}, options);
-  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+    require_apart_from_starts(function, {"o", o}, inputs);
+    require_apart_from_starts(function, {"lse", lse}, inputs);
+    require_apart_from_options<T>(function, {"o", o}, options);
+    require_apart_from_options<T>(function, {"lse", lse}, options);
+  }
   if (o.size() == 0 && lse.size() == 0) return;
 
   const auto of = [&, &batch = B](const auto& x) { return by_sequence(x, batch); };
@@ -37713,7 +37754,7 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
 }
 
 /// packed_attention_backward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs, const In<U, 3>& o,
                           const In<T, 3>& lse, const AttentionOptions<T>& options,
                           const PackedGradients<T, U>& gradients, const Context& context) {
@@ -37721,13 +37762,15 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
   const auto sequences = require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
-  require_flash_backward<T, 3, U>(
+  require_flash_backward<T, 3, U, memory>(
       function,
       {d_o, q, k, v, o, lse, dq, dk, dv, starts_view(query_starts), starts_view(key_starts)},
       options, d_score);
-  require_apart_from_starts(function, {"dq", dq}, inputs);
-  require_apart_from_starts(function, {"dk", dk}, inputs);
-  require_apart_from_starts(function, {"dv", dv}, inputs);
+  if constexpr (memory == OutputMemory::given) {
+    require_apart_from_starts(function, {"dq", dq}, inputs);
+    require_apart_from_starts(function, {"dk", dk}, inputs);
+    require_apart_from_starts(function, {"dv", dv}, inputs);
+  }
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const Index B = sequences.sizes.B;
@@ -39528,8 +39571,8 @@ template <class T, class W>
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias),
-                 untraced(context));
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(cache.context), p.w_o, {},
+                                                merge_rows(before_bias), untraced(context));
   trace.record("AO_lin", before_bias);
   trace.record("AO_bias", y);
 }
@@ -39540,8 +39583,8 @@ template <class T, class W>
                                 const Context& context) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
-  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {},
-                  untraced(context));
+  run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(d_projection), x, w, merge_rows(branch),
+                                                 {}, {}, untraced(context));
   context.trace->record(name, branch);
 }
 
@@ -39658,15 +39701,18 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, read, cache.weights, options, {dq, dk, dv, score}, context);
+    run_attention_backward<T, OutputMemory::fresh>(d_heads, read, cache.weights, options,
+                                                   {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
     const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
-    packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
-                              rows_of_heads(split_heads(cache.context, o.num_heads)),
-                              rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
+    packed_backward_call<T, T, OutputMemory::fresh>(
+        rows_of_heads(d_heads), packed_heads(cache, read),
+        rows_of_heads(split_heads(cache.context, o.num_heads)), rows_of_heads(In<T, 4>(cache.lse)),
+        options, to, context);
   } else {
-    flash_attention_backward(d_heads, read, split_heads(cache.context, o.num_heads), cache.lse,
-                             options, {dq, dk, dv, score}, context);
+    flash_backward_call<T, T, OutputMemory::fresh>(
+        d_heads, read, {split_heads(cache.context, o.num_heads), cache.lse}, options,
+        {dq, dk, dv, score}, context);
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
@@ -39681,7 +39727,8 @@ void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const Cac
                           bool self, const ProjectionGradients<T>& d,
                           CrossAttentionGradients<T>& to, const Context& context) {
   const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<W, 2> w, Tensor<T, 3>& dx) {
-    linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(dy), merge_rows(x), w, merge_rows(dx),
+                                                   {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
   if (self) return through(d.qkv, of.query, p.w_qkv, to.query);
@@ -39716,7 +39763,7 @@ class WeightGradients {
 
   void add_to(MultiHeadAttentionGradients<T>& to, const Context& context) {
     const auto bias = [&](In<T, 2> d, Tensor<T, 1>& db) {
-      if (!db.absent()) bias_backward(d, db, context);
+      if (!db.absent()) run_bias_backward<T, OutputMemory::fresh>(d, db, context);
     };
     of_w_o_->add_to(to.w_o, *workspace_, context);
     bias(dy_, to.b_o);
@@ -39798,8 +39845,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   const In<T, 3> dy = backward_output_dropout(cache, dy_in, dy_storage, context);
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
-  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),
-                  merge_rows(d_context), {}, {}, context);
+  run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(dy), merge_rows(cache.context), p.w_o,
+                                                 merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(score_gradients(gradients), context.memory);
@@ -39923,12 +39970,15 @@ void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<
       copy(In<T, 1>(p.b_k), slice(bias, 0, p.q_width, p.k_width));
       copy(In<T, 1>(p.b_v), slice(bias, 0, p.q_width + p.k_width, p.v_width));
     }
-    linear_forward(x, p.w_qkv, bias, qkv, context);
+    run_linear_forward<T, W, OutputMemory::fresh>(x, p.w_qkv, bias, qkv, context);
     return;
   }
-  linear_forward(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width), context);
-  linear_forward(x, p.W_K(), p.b_k, slice(qkv, 1, p.q_width, p.k_width), context);
-  linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width),
+                                                context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_K(), p.b_k,
+                                                slice(qkv, 1, p.q_width, p.k_width), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(
+      x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
 }
 
 /// Step 1: x_norm, where the module has it.
@@ -39966,9 +40016,11 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
   cache.q = tensor(L, p.q_width);
   cache.k = tensor(S, p.k_width);
   cache.v = tensor(S, p.v_width);
-  linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
-  linear_forward(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
-  linear_forward(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k,
+                                                merge_rows(cache.k), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v,
+                                                merge_rows(cache.v), context);
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
@@ -39977,20 +40029,21 @@ void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamete
             MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const AttentionInputs<T> read = heads_of(o, cache);
-  const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
   const AttentionOptions<T> options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     cache.weights = Tensor<T, 4>::uninitialized({B, o.num_heads, L, S}, context.memory);
-    attention_forward(q, k, v, options, cache.weights, heads, context);
+    run_attention_forward<T, OutputMemory::fresh>(read, options, cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
     if (cache.call.packed()) {
-      packed_attention_forward(packed_heads(cache, read), options, rows_of_heads(heads),
-                               rows_of_heads(Out<T, 4>(cache.lse)), context);
+      packed_forward_call<T, T, OutputMemory::fresh>(packed_heads(cache, read), options,
+                                                     rows_of_heads(heads),
+                                                     rows_of_heads(Out<T, 4>(cache.lse)), context);
     } else {
-      flash_attention_forward(q, k, v, options, heads, cache.lse, context);
+      flash_forward_call<T, T, T, OutputMemory::fresh>({read.q, read.k, read.v}, options, heads,
+                                                       cache.lse, context);
     }
   }
 }
@@ -40040,7 +40093,8 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(cache.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), context);
   // 7 dropout
   if (call.output_dropout.active()) {
@@ -41325,7 +41379,8 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   return y;
 }
 
@@ -41509,8 +41564,10 @@ void append_cross_keys(const MultiHeadAttentionOptions& o,
   auto k = Tensor<T, 3>::uninitialized({B, n, p.k_width}, context.memory);
   auto v = Tensor<T, 3>::uninitialized({B, n, p.v_width}, context.memory);
   // 2 linear
-  linear_forward(In<T, 2>(merge_rows(key)), p.W_K(), p.b_k, merge_rows(k), context);
-  linear_forward(In<T, 2>(merge_rows(value)), p.W_V(), p.b_v, merge_rows(v), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(key), p.W_K(), p.b_k, merge_rows(k),
+                                                context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(value), p.W_V(), p.b_v, merge_rows(v),
+                                                context);
   // 3 split_heads, 3a rms_norm, 3b rotary
   const Out<T, 4> heads = split_heads(k, G);
   if (o.qk_norm) {
@@ -41529,8 +41586,8 @@ void project_cross_query(const MultiHeadAttentionOptions& o,
   // 1 layer_norm, 2 linear
   normalise_query(o, p, step, context);
   step.q = Tensor<T, 3>::uninitialized({B, n, p.q_width}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.projected_query())), p.W_Q(), p.b_q, merge_rows(step.q),
-                 context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.projected_query()), p.W_Q(), p.b_q,
+                                                merge_rows(step.q), context);
   // 3 split_heads, 3a rms_norm, 3b rotary
   const Out<T, 4> heads = split_heads(step.q, o.num_heads);
   if (o.qk_norm) {
@@ -41568,7 +41625,8 @@ Tensor<T, 3> attend_to_cross_keys(const MultiHeadAttentionOptions& o,
   });
   // 6 linear, 7 dropout
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   if (call.output_dropout.active()) {
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }
@@ -41836,7 +41894,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   cache.module = o;
   // 1 linear
   cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
-  linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.w_in, p.b_in, cache.hidden, context);
   round_saved(cache.hidden, cache.saved, context);
   // 2 activation
   cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
@@ -41849,7 +41907,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   }
   round_saved(cache.activated, cache.saved, context);
   // 4 linear
-  linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
+  run_linear_forward<T, W, OutputMemory::fresh>(cache.activated, p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
     drop_forward<T>(y, cache.call.output_dropout, DropoutStream::feed_forward, y, context);
@@ -41931,7 +41989,8 @@ class FeedForwardBackward {
     }
     // 4 linear
     auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(d_y_, cache.activated, p.w_out, d_activated, {},
+                                                   {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
       drop_backward<T>(d_activated, cache.call.hidden_dropout, DropoutStream::hidden, d_activated,
@@ -41946,7 +42005,7 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(d_hidden_, x_, p.w_in, dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
     of_w_in_.emplace(d_hidden_, x_, context);
@@ -41958,9 +42017,11 @@ class FeedForwardBackward {
 
   void add_to(FeedForwardParameters<T>& gradients, const Context& context) {
     of_w_out_->add_to(gradients.w_out, *workspace_, context);
-    if (!gradients.b_out.absent()) bias_backward(d_y_, gradients.b_out, context);
+    if (!gradients.b_out.absent())
+      run_bias_backward<T, OutputMemory::fresh>(d_y_, gradients.b_out, context);
     of_w_in_->add_to(gradients.w_in, *workspace_, context);
-    if (!gradients.b_in.absent()) bias_backward(In<T, 2>(d_hidden_), gradients.b_in, context);
+    if (!gradients.b_in.absent())
+      run_bias_backward<T, OutputMemory::fresh>(d_hidden_, gradients.b_in, context);
   }
 
  private:
@@ -42449,7 +42510,8 @@ class Linear {
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_input(x);
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
-    linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
+    detail::run_linear_forward<T, W, detail::OutputMemory::fresh>(x, parameters_.w, parameters_.b,
+                                                                  y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.

@@ -71,8 +71,10 @@ void append_cross_keys(const MultiHeadAttentionOptions& o,
   auto k = Tensor<T, 3>::uninitialized({B, n, p.k_width}, context.memory);
   auto v = Tensor<T, 3>::uninitialized({B, n, p.v_width}, context.memory);
   // 2 linear
-  linear_forward(In<T, 2>(merge_rows(key)), p.W_K(), p.b_k, merge_rows(k), context);
-  linear_forward(In<T, 2>(merge_rows(value)), p.W_V(), p.b_v, merge_rows(v), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(key), p.W_K(), p.b_k, merge_rows(k),
+                                                context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(value), p.W_V(), p.b_v, merge_rows(v),
+                                                context);
   // 3 split_heads, 3a rms_norm, 3b rotary
   const Out<T, 4> heads = split_heads(k, G);
   if (o.qk_norm) {
@@ -91,8 +93,8 @@ void project_cross_query(const MultiHeadAttentionOptions& o,
   // 1 layer_norm, 2 linear
   normalise_query(o, p, step, context);
   step.q = Tensor<T, 3>::uninitialized({B, n, p.q_width}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.projected_query())), p.W_Q(), p.b_q, merge_rows(step.q),
-                 context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.projected_query()), p.W_Q(), p.b_q,
+                                                merge_rows(step.q), context);
   // 3 split_heads, 3a rms_norm, 3b rotary
   const Out<T, 4> heads = split_heads(step.q, o.num_heads);
   if (o.qk_norm) {
@@ -130,7 +132,8 @@ Tensor<T, 3> attend_to_cross_keys(const MultiHeadAttentionOptions& o,
   });
   // 6 linear, 7 dropout
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   if (call.output_dropout.active()) {
     dropout_forward(In<T, 2>(merge_rows(y)), call.output_dropout, merge_rows(y), context);
   }

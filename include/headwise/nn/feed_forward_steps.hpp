@@ -43,7 +43,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   cache.module = o;
   // 1 linear
   cache.hidden = Tensor<T, 2>::uninitialized({N, o.in_width()}, context.memory);
-  linear_forward(x, p.w_in, p.b_in, cache.hidden, context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.w_in, p.b_in, cache.hidden, context);
   round_saved(cache.hidden, cache.saved, context);
   // 2 activation
   cache.activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
@@ -56,7 +56,7 @@ void feed_forward_forward(const FeedForwardOptions& o, const FeedForwardParamete
   }
   round_saved(cache.activated, cache.saved, context);
   // 4 linear
-  linear_forward(In<T, 2>(cache.activated), p.w_out, p.b_out, y, context);
+  run_linear_forward<T, W, OutputMemory::fresh>(cache.activated, p.w_out, p.b_out, y, context);
   // 5 dropout
   if (cache.call.output_dropout.active()) {
     drop_forward<T>(y, cache.call.output_dropout, DropoutStream::feed_forward, y, context);
@@ -138,7 +138,8 @@ class FeedForwardBackward {
     }
     // 4 linear
     auto d_activated = Tensor<T, 2>::uninitialized({N, o.d_hidden}, context.memory);
-    linear_backward(d_y_, cache.activated, In<W, 2>(p.w_out), d_activated, {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(d_y_, cache.activated, p.w_out, d_activated, {},
+                                                   {}, context);
     // 3 dropout
     if (cache.call.hidden_dropout.active()) {
       drop_backward<T>(d_activated, cache.call.hidden_dropout, DropoutStream::hidden, d_activated,
@@ -153,7 +154,7 @@ class FeedForwardBackward {
     }
     if (!o.gated) d_hidden_ = std::move(d_activated);
     // 1 linear
-    linear_backward(In<T, 2>(d_hidden_), x_, In<W, 2>(p.w_in), dx, {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(d_hidden_, x_, p.w_in, dx, {}, {}, context);
     // The gradients of the parameters of 4 linear and 1 linear
     of_w_out_.emplace(d_y_, cache.activated, context);
     of_w_in_.emplace(d_hidden_, x_, context);
@@ -165,9 +166,11 @@ class FeedForwardBackward {
 
   void add_to(FeedForwardParameters<T>& gradients, const Context& context) {
     of_w_out_->add_to(gradients.w_out, *workspace_, context);
-    if (!gradients.b_out.absent()) bias_backward(d_y_, gradients.b_out, context);
+    if (!gradients.b_out.absent())
+      run_bias_backward<T, OutputMemory::fresh>(d_y_, gradients.b_out, context);
     of_w_in_->add_to(gradients.w_in, *workspace_, context);
-    if (!gradients.b_in.absent()) bias_backward(In<T, 2>(d_hidden_), gradients.b_in, context);
+    if (!gradients.b_in.absent())
+      run_bias_backward<T, OutputMemory::fresh>(d_hidden_, gradients.b_in, context);
   }
 
  private:

@@ -74,7 +74,8 @@ class Linear {
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_input(x);
     auto y = Tensor<T, 2>::uninitialized({x.extent(0), parameters_.w.extent(1)}, context.memory);
-    linear_forward(x, In<W, 2>(parameters_.w), parameters_.b, y, context);
+    detail::run_linear_forward<T, W, detail::OutputMemory::fresh>(x, parameters_.w, parameters_.b,
+                                                                  y, context);
     return y;
   }
   /// The same, and what backward needs into the cache, once all has gone well.

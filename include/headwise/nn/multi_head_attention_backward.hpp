@@ -99,15 +99,18 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
   const In<T, 4> d_heads = split_heads(d_context, o.num_heads);
   const auto options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
-    attention_backward(d_heads, read, cache.weights, options, {dq, dk, dv, score}, context);
+    run_attention_backward<T, OutputMemory::fresh>(d_heads, read, cache.weights, options,
+                                                   {dq, dk, dv, score}, context);
   } else if (cache.call.packed()) {
     const PackedGradients<T> to{rows_of_heads(dq), rows_of_heads(dk), rows_of_heads(dv), score};
-    packed_attention_backward(rows_of_heads(d_heads), packed_heads(cache, read),
-                              rows_of_heads(split_heads(cache.context, o.num_heads)),
-                              rows_of_heads(In<T, 4>(cache.lse)), options, to, context);
+    packed_backward_call<T, T, OutputMemory::fresh>(
+        rows_of_heads(d_heads), packed_heads(cache, read),
+        rows_of_heads(split_heads(cache.context, o.num_heads)), rows_of_heads(In<T, 4>(cache.lse)),
+        options, to, context);
   } else {
-    flash_attention_backward(d_heads, read, split_heads(cache.context, o.num_heads), cache.lse,
-                             options, {dq, dk, dv, score}, context);
+    flash_backward_call<T, T, OutputMemory::fresh>(
+        d_heads, read, {split_heads(cache.context, o.num_heads), cache.lse}, options,
+        {dq, dk, dv, score}, context);
   }
   GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
@@ -122,7 +125,8 @@ void backward_projections(const MultiHeadAttentionParameters<T, W>& p, const Cac
                           bool self, const ProjectionGradients<T>& d,
                           CrossAttentionGradients<T>& to, const Context& context) {
   const auto through = [&](const Tensor<T, 3>& dy, In<T, 3> x, In<W, 2> w, Tensor<T, 3>& dx) {
-    linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(x), w, merge_rows(dx), {}, {}, context);
+    run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(dy), merge_rows(x), w, merge_rows(dx),
+                                                   {}, {}, context);
   };
   // One product sums the three branches: dx = [dq | dk | dv] [W_Q | W_K | W_V]^T.
   if (self) return through(d.qkv, of.query, p.w_qkv, to.query);
@@ -157,7 +161,7 @@ class WeightGradients {
 
   void add_to(MultiHeadAttentionGradients<T>& to, const Context& context) {
     const auto bias = [&](In<T, 2> d, Tensor<T, 1>& db) {
-      if (!db.absent()) bias_backward(d, db, context);
+      if (!db.absent()) run_bias_backward<T, OutputMemory::fresh>(d, db, context);
     };
     of_w_o_->add_to(to.w_o, *workspace_, context);
     bias(dy_, to.b_o);
@@ -239,8 +243,8 @@ CrossAttentionGradients<T> multi_head_attention_backward(
   const In<T, 3> dy = backward_output_dropout(cache, dy_in, dy_storage, context);
   // 6 linear
   Tensor<T, 3> d_context = like(cache.context);
-  linear_backward(In<T, 2>(merge_rows(dy)), merge_rows(cache.context), In<W, 2>(p.w_o),
-                  merge_rows(d_context), {}, {}, context);
+  run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(dy), merge_rows(cache.context), p.w_o,
+                                                 merge_rows(d_context), {}, {}, context);
   // 5 merge_heads, 4 attention, 3 split_heads
   ProjectionGradients<T> d = projection_gradients(cache, context);
   ScoreGradientTensors<T> of_scores(score_gradients(gradients), context.memory);

@@ -102,12 +102,15 @@ void project_fused(const MultiHeadAttentionParameters<T, W>& p, In<T, 2> x, Out<
       copy(In<T, 1>(p.b_k), slice(bias, 0, p.q_width, p.k_width));
       copy(In<T, 1>(p.b_v), slice(bias, 0, p.q_width + p.k_width, p.v_width));
     }
-    linear_forward(x, p.w_qkv, bias, qkv, context);
+    run_linear_forward<T, W, OutputMemory::fresh>(x, p.w_qkv, bias, qkv, context);
     return;
   }
-  linear_forward(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width), context);
-  linear_forward(x, p.W_K(), p.b_k, slice(qkv, 1, p.q_width, p.k_width), context);
-  linear_forward(x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_Q(), p.b_q, slice(qkv, 1, 0, p.q_width),
+                                                context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_K(), p.b_k,
+                                                slice(qkv, 1, p.q_width, p.k_width), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(
+      x, p.W_V(), p.b_v, slice(qkv, 1, p.q_width + p.k_width, p.v_width), context);
 }
 
 /// Step 1: x_norm, where the module has it.
@@ -145,9 +148,11 @@ void project(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamet
   cache.q = tensor(L, p.q_width);
   cache.k = tensor(S, p.k_width);
   cache.v = tensor(S, p.v_width);
-  linear_forward(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
-  linear_forward(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k, merge_rows(cache.k), context);
-  linear_forward(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v, merge_rows(cache.v), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(x, p.W_Q(), p.b_q, merge_rows(cache.q), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(In<T, 3>(cache.key)), p.W_K(), p.b_k,
+                                                merge_rows(cache.k), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(In<T, 3>(cache.value)), p.W_V(), p.b_v,
+                                                merge_rows(cache.v), context);
 }
 
 /// Steps 3 to 5: heads are views of the projections and of the context.
@@ -156,20 +161,21 @@ void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamete
             MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const Index B = cache.query.extent(0), L = cache.query.extent(1), S = cache.key.extent(1);
   const AttentionInputs<T> read = heads_of(o, cache);
-  const auto& [q, k, v] = read;
   cache.context = Tensor<T, 3>::uninitialized({B, L, o.context_width()}, context.memory);
   const Out<T, 4> heads = split_heads(cache.context, o.num_heads);
   const AttentionOptions<T> options = attention_options(cache.call, p);
   if (cache.call.path == Path::materialized) {
     cache.weights = Tensor<T, 4>::uninitialized({B, o.num_heads, L, S}, context.memory);
-    attention_forward(q, k, v, options, cache.weights, heads, context);
+    run_attention_forward<T, OutputMemory::fresh>(read, options, cache.weights, heads, context);
   } else {
     if (training) cache.lse = Tensor<T, 4>::uninitialized({B, o.num_heads, L, 2}, context.memory);
     if (cache.call.packed()) {
-      packed_attention_forward(packed_heads(cache, read), options, rows_of_heads(heads),
-                               rows_of_heads(Out<T, 4>(cache.lse)), context);
+      packed_forward_call<T, T, OutputMemory::fresh>(packed_heads(cache, read), options,
+                                                     rows_of_heads(heads),
+                                                     rows_of_heads(Out<T, 4>(cache.lse)), context);
     } else {
-      flash_attention_forward(q, k, v, options, heads, cache.lse, context);
+      flash_forward_call<T, T, T, OutputMemory::fresh>({read.q, read.k, read.v}, options, heads,
+                                                       cache.lse, context);
     }
   }
 }
@@ -219,7 +225,8 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(cache.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   if (context.trace != nullptr) trace_forward(o, p, cache, In<T, 3>(y), context);
   // 7 dropout
   if (call.output_dropout.active()) {

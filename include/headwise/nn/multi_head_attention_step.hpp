@@ -127,7 +127,8 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   attend_over_cache<T>(q, tokens, learned, split_heads(step.context, o.num_heads), context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({B, n, o.d_model}, context.memory);
-  linear_forward(In<T, 2>(merge_rows(step.context)), p.w_o, p.b_o, merge_rows(y), context);
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(step.context), p.w_o, p.b_o,
+                                                merge_rows(y), context);
   return y;
 }
 

@@ -88,8 +88,8 @@ template <class T, class W>
   trace.record("AO_heads", split_heads(cache.context, o.num_heads));
   trace.record("AO_cat", cache.context);
   Tensor<T, 3> before_bias(y.shape());
-  linear_forward(In<T, 2>(merge_rows(cache.context)), p.w_o, {}, merge_rows(before_bias),
-                 untraced(context));
+  run_linear_forward<T, W, OutputMemory::fresh>(merge_rows(cache.context), p.w_o, {},
+                                                merge_rows(before_bias), untraced(context));
   trace.record("AO_lin", before_bias);
   trace.record("AO_bias", y);
 }
@@ -100,8 +100,8 @@ template <class T, class W>
                                 const Context& context) {
   Tensor<T, 3> branch({d_projection.extent(0), d_projection.extent(1), w.extent(0)});
   const Tensor<T, 2> x({branch.extent(0) * branch.extent(1), w.extent(0)});
-  linear_backward(In<T, 2>(merge_rows(d_projection)), x, w, merge_rows(branch), {}, {},
-                  untraced(context));
+  run_linear_backward<T, W, OutputMemory::fresh>(merge_rows(d_projection), x, w, merge_rows(branch),
+                                                 {}, {}, untraced(context));
   context.trace->record(name, branch);
 }
 

@@ -11,8 +11,9 @@
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-/// All rules of attention_backward.
-template <class T>
+/// All rules of attention_backward. Fresh gradients of what changes scores were made in the shapes
+/// of that.
+template <class T, OutputMemory memory>
 AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
                                           const In<T, 4>& weights,
                                           const AttentionOptions<T>& options,
@@ -28,6 +29,7 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
   require_shape(function, "dq", dq, q.shape(), "the shape of q");
   require_shape(function, "dk", dk, k.shape(), "the shape of k");
   require_shape(function, "dv", dv, v.shape(), "the shape of v");
+  if constexpr (memory == OutputMemory::fresh) return sizes;
   require_outputs_apart(function, {{"dq", dq}, {"dk", dk}, {"dv", dv}},
                         {{"d_o", d_o}, {"q", q}, {"k", k}, {"v", v}, {"weights", weights}});
   require_apart_from_options<T>(function, {"dq", dq}, options);
@@ -43,6 +45,95 @@ AttentionSizes require_attention_backward(const In<T, 4>& d_o, const AttentionIn
                               {"dk", dk},
                               {"dv", dv}});
   return sizes;
+}
+
+/// attention_forward, also into tensors that were made for it.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_attention_forward(const AttentionInputs<T>& inputs, const AttentionOptions<T>& options,
+                           const Out<T, 4>& weights, const Out<T, 4>& o, const Context& context) {
+  constexpr std::string_view function = "attention_forward";
+  const auto& [q, k, v] = inputs;
+  const auto sizes = require_attention<T>(function, q, k, v, options);
+  const auto& [B, H, G, L, S, d, dv] = sizes;
+  require_shape(function, "weights", weights, Shape{B, H, L, S}, "q by keys of k");
+  require_shape(function, "o", o, Shape{B, H, L, dv}, "q, head width of v");
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"weights", weights}, {"o", o}},
+                          {{"q", q}, {"k", k}, {"v", v}});
+    require_apart_from_options<T>(function, {"weights", weights}, options);
+    require_apart_from_options<T>(function, {"o", o}, options);
+  }
+  if (weights.size() == 0 && o.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  Workspace<T> workspace(context.executor.concurrency(),
+                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
+                         context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.H, h = t % sizes.H;
+    const auto head = attention_head(sizes, inputs.q, inputs.k, inputs.v, options, b, h);
+    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
+                               workspace.of(worker));
+    const std::int64_t pairs = pairs_of(head.visibility, head.L);
+    const std::int64_t extra = kernels::forward_extras(head);
+    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
+                        run.executed_gemm_flops({head.L, head.S, head.d}) +
+                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
+                            (5 + extra) * head.L * head.S);
+  };
+  run_tasks(context, B * H, multiply_adds(sizes), task);
+}
+
+/// attention_backward, also into tensors that were made for it.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& inputs,
+                            const In<T, 4>& weights, const AttentionOptions<T>& options,
+                            const AttentionGradients<T>& gradients, const Context& context) {
+  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
+  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
+  const auto sizes =
+      require_attention_backward<T, memory>(d_o, inputs, weights, options, gradients);
+  const auto& [B, H, G, L, S, d, width_v] = sizes;
+  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
+
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  const AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
+  Workspace<T> workspace(
+      context.executor.concurrency(),
+      run.attention_backward_scratch(
+          L, S, d, width_v, options.dropout.active(),
+          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
+      context.memory);
+  const auto task = [&, &sizes = sizes](Index t, Index worker) {
+    const Index b = t / sizes.G, g = t % sizes.G;
+    if (sizes.group() == 0) {
+      fill(select(select(dk, b), g), T(0));
+      fill(select(select(dv, b), g), T(0));
+    }
+    for (Index n = 0; n < sizes.group(); ++n) {
+      const Index h = g * sizes.group() + n;
+      const auto head = attention_head(sizes, of.q, k, v, options, b, h);
+      const auto flows = flows_into(gradients.score, b, h);
+      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
+                                  kernels::matrix(of.weights, b, h),
+                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
+                                   kernels::matrix(dv, b, g), n != 0, flows},
+                                  workspace.of(worker));
+      const std::int64_t pairs = pairs_of(head.visibility, head.L);
+      const std::int64_t extra = kernels::readable_backward_extras(head);
+      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
+                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
+                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
+                              run.executed_gemm_flops({head.L, head.d, head.S}) +
+                              run.executed_gemm_flops({head.S, head.d, head.L}) +
+                              (5 + extra) * head.L * head.S);
+    }
+  };
+  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
+    for (Index t = 0; t < B * G; ++t) task(t, 0);
+  } else {
+    run_tasks(context, B * G, multiply_adds(sizes), task);
+  }
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -71,33 +162,7 @@ void attention_forward(In<T, 4> q, In<std::type_identity_t<T>, 4> k,
                        const AttentionOptions<std::type_identity_t<T>>& options,
                        Out<std::type_identity_t<T>, 4> weights, Out<std::type_identity_t<T>, 4> o,
                        const Context& context = {}) {
-  const auto sizes = detail::require_attention<T>("attention_forward", q, k, v, options);
-  const auto& [B, H, G, L, S, d, dv] = sizes;
-  require_shape("attention_forward", "weights", weights, Shape{B, H, L, S}, "q by keys of k");
-  require_shape("attention_forward", "o", o, Shape{B, H, L, dv}, "q, head width of v");
-  require_outputs_apart("attention_forward", {{"weights", weights}, {"o", o}},
-                        {{"q", q}, {"k", k}, {"v", v}});
-  detail::require_apart_from_options<T>("attention_forward", {"weights", weights}, options);
-  detail::require_apart_from_options<T>("attention_forward", {"o", o}, options);
-  if (weights.size() == 0 && o.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  Workspace<T> workspace(context.executor.concurrency(),
-                         run.attention_forward_scratch(L, S, d, dv, options.dropout.active()),
-                         context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.H, h = t % sizes.H;
-    const auto head = detail::attention_head(sizes, q, k, v, options, b, h);
-    run.attention_head_forward(head, kernels::matrix(weights, b, h), kernels::matrix(o, b, h),
-                               workspace.of(worker));
-    const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-    const std::int64_t extra = kernels::forward_extras(head);
-    context.count_flops(pairs * (2 * (head.d + head.dv) + 5 + extra),
-                        run.executed_gemm_flops({head.L, head.S, head.d}) +
-                            run.executed_gemm_flops({head.L, head.dv, head.S}) +
-                            (5 + extra) * head.L * head.S);
-  };
-  detail::run_tasks(context, B * H, detail::multiply_adds(sizes), task);
+  detail::run_attention_forward<T>({q, k, v}, options, weights, o, context);
 }
 
 /// The gradients of attention_forward.
@@ -124,51 +189,7 @@ void attention_backward(In<T, 4> d_o, const AttentionInputs<std::type_identity_t
                         const AttentionOptions<std::type_identity_t<T>>& options,
                         const AttentionGradients<std::type_identity_t<T>>& gradients,
                         const Context& context = {}) {
-  const In<T, 4> q = inputs.q, k = inputs.k, v = inputs.v;
-  const Out<T, 4> dq = gradients.dq, dk = gradients.dk, dv = gradients.dv;
-  const auto sizes =
-      detail::require_attention_backward<T>(d_o, inputs, weights, options, gradients);
-  const auto& [B, H, G, L, S, d, width_v] = sizes;
-  if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  const detail::AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
-  Workspace<T> workspace(
-      context.executor.concurrency(),
-      run.attention_backward_scratch(
-          L, S, d, width_v, options.dropout.active(),
-          options.score.softcap || !options.score.function.absent() || gradients.score.any()),
-      context.memory);
-  const auto task = [&, &sizes = sizes](Index t, Index worker) {
-    const Index b = t / sizes.G, g = t % sizes.G;
-    if (sizes.group() == 0) {
-      fill(select(select(dk, b), g), T(0));
-      fill(select(select(dv, b), g), T(0));
-    }
-    for (Index n = 0; n < sizes.group(); ++n) {
-      const Index h = g * sizes.group() + n;
-      const auto head = detail::attention_head(sizes, of.q, k, v, options, b, h);
-      const auto flows = detail::flows_into(gradients.score, b, h);
-      run.attention_head_backward(head, kernels::matrix(d_o, b, h),
-                                  kernels::matrix(of.weights, b, h),
-                                  {kernels::matrix(dq, b, h), kernels::matrix(dk, b, g),
-                                   kernels::matrix(dv, b, g), n != 0, flows},
-                                  workspace.of(worker));
-      const std::int64_t pairs = detail::pairs_of(head.visibility, head.L);
-      const std::int64_t extra = kernels::readable_backward_extras(head);
-      context.count_flops(pairs * (4 * (head.d + head.dv) + 5 + extra),
-                          run.executed_gemm_flops({head.L, head.S, head.dv}) +
-                              run.executed_gemm_flops({head.S, head.dv, head.L}) +
-                              run.executed_gemm_flops({head.L, head.d, head.S}) +
-                              run.executed_gemm_flops({head.S, head.d, head.L}) +
-                              (5 + extra) * head.L * head.S);
-    }
-  };
-  if (gradients.score.any()) {  // heads may share them: each adds to them in its turn
-    for (Index t = 0; t < B * G; ++t) task(t, 0);
-  } else {
-    detail::run_tasks(context, B * G, detail::multiply_adds(sizes), task);
-  }
+  detail::run_attention_backward<T>(d_o, inputs, weights, options, gradients, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

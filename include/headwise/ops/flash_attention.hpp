@@ -90,7 +90,7 @@ void decode_call(ForwardWorkspace<T>& scratch, const AttentionSizes& sizes,
 }
 
 /// flash_attention_forward, of queries and o of Q and of keys and values of U.
-template <class T, class Q, class U>
+template <class T, class Q, class U, OutputMemory memory = OutputMemory::given>
 void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>& options,
                         const Out<Q, 4>& o, const Out<T, 4>& lse, const Context& context) {
   constexpr std::string_view function = "flash_attention_forward";
@@ -101,9 +101,11 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
     require_shape(function, "lse", lse, Shape{sizes.B, sizes.H, sizes.L, Index{2}},
                   "two numbers a query of q");
   }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, in.key_bytes(), {"v", v}});
-  require_apart_from_options<T>(function, {"o", o}, options);
-  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, in.key_bytes(), {"v", v}});
+    require_apart_from_options<T>(function, {"o", o}, options);
+    require_apart_from_options<T>(function, {"lse", lse}, options);
+  }
   if (o.size() == 0 && lse.size() == 0) return;
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
   ForwardWorkspace<T> scratch(run, sizes, context);
@@ -114,7 +116,7 @@ void flash_forward_call(const ForwardInputs<Q, U>& in, const AttentionOptions<T>
 }
 
 /// flash_attention_backward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
                          const FlashResults<T, U>& kept, const AttentionOptions<T>& options,
                          const AttentionGradients<T, U>& gradients, const Context& context) {
@@ -123,8 +125,8 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   const auto& [dq, dk, dv, d_score] = gradients;
   const auto sizes = require_attention<T>(function, q, k, v, options);
   options.require_no_gap(function);
-  require_flash_backward<T, 4, U>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv}, options,
-                                  d_score);
+  require_flash_backward<T, 4, U, memory>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv},
+                                          options, d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
   const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
   flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,

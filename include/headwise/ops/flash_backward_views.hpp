@@ -26,8 +26,8 @@ struct FlashBackwardViews {
 
 /// Throws ShapeError unless what forward left and all gradients have their shapes, and what is
 /// written shares memory with nothing else; of dq, dk and dv with starts, that is their caller's to
-/// check.
-template <class T, int R, class U = T>
+/// check. Fresh gradients of what changes scores were made in the shapes of that, as well.
+template <class T, int R, class U, OutputMemory memory>
 void require_flash_backward(std::string_view function, const FlashBackwardViews<T, R, U>& x,
                             const AttentionOptions<T>& options, const ScoreGradients<T>& score) {
   const auto of_queries = [&](Index width) {
@@ -42,6 +42,7 @@ void require_flash_backward(std::string_view function, const FlashBackwardViews<
   require_shape(function, "dq", x.dq, x.q.shape(), "the shape of q");
   require_shape(function, "dk", x.dk, x.k.shape(), "the shape of k");
   require_shape(function, "dv", x.dv, x.v.shape(), "the shape of v");
+  if constexpr (memory == OutputMemory::fresh) return;
   require_outputs_apart(
       function, {{"dq", x.dq}, {"dk", x.dk}, {"dv", x.dv}},
       {{"d_o", x.d_o}, {"q", x.q}, {"k", x.k}, {"v", x.v}, {"o", x.o}, {"lse", x.lse}});

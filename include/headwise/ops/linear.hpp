@@ -18,7 +18,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 HEADWISE_STRICT_MATH_BEGIN
 
 /// All rules of linear_forward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory>
 void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   require_countable("linear_forward", "x", x);
@@ -28,11 +28,13 @@ void require_linear(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, con
     require_shape("linear_forward", "b", b, Shape{O}, O, " from w ", w.shape());
   }
   require_shape("linear_forward", "y", y, Shape{N, O}, "rows of x, columns of w");
-  require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+  if constexpr (memory == OutputMemory::given) {
+    require_apart("linear_forward", {"y", y}, {{"x", x}, {"w", w}, {"b", b}});
+  }
 }
 
 /// All rules of linear_backward.
-template <class T, class W>
+template <class T, class W, OutputMemory memory>
 void require_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
                              const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db) {
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
@@ -43,8 +45,10 @@ void require_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 
   if (!dx.absent()) require_shape("linear_backward", "dx", dx, Shape{N, K}, "the shape of x");
   if (!dw.absent()) require_shape("linear_backward", "dw", dw, Shape{K, O}, "the shape of w");
   if (!db.absent()) require_shape("linear_backward", "db", db, Shape{O}, "columns of w");
-  require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
-                        {{"dy", dy}, {"x", x}, {"w", w}});
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart("linear_backward", {{"dx", dx}, {"dw", dw}, {"db", db}},
+                          {{"dy", dy}, {"x", x}, {"w", w}});
+  }
 }
 
 /// A bias as products read it.
@@ -66,16 +70,31 @@ class DenseBias {
 };
 
 /// linear_forward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory = OutputMemory::given>
 void run_linear_forward(const In<T, 2>& x, const In<W, 2>& w, const In<T, 1>& b, const Out<T, 2>& y,
                         const Context& context) {
-  require_linear<T, W>(x, w, b, y);
+  require_linear<T, W, memory>(x, w, b, y);
   const kernels::Extents size{x.extent(0), w.extent(1), x.extent(1)};
   if (size.M == 0 || size.N == 0) return;
   const DenseBias<T> bias(b, context.memory);
   const LinearProduct<T, W> product(w, size, context);
   Workspace<T> workspace(context.executor.concurrency(), product.scratch(), context.memory);
   product.run(x, y, bias.data(), workspace, context);
+}
+
+/// bias_backward, also where db is of a caller who knows that it shares memory with nothing.
+template <class T, OutputMemory memory = OutputMemory::given>
+void run_bias_backward(const In<T, 2>& dy, const InOut<T, 1>& db, const Context& context) {
+  require_countable("bias_backward", "dy", dy);
+  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
+  if constexpr (memory == OutputMemory::given)
+    require_apart("bias_backward", {"db", db}, {{"dy", dy}});
+  if (dy.size() == 0) return;
+  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
+  for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
+    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
+  });
+  context.count_flops(dy.size(), dy.size());
 }
 
 HEADWISE_STRICT_MATH_END
@@ -125,15 +144,7 @@ void linear_forward(In<T, 2> x, In<W, 2> w, In<std::type_identity_t<T>, 1> b,
 /// Throws  ShapeError before anything is written.
 template <Scalar T>
 void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Context& context = {}) {
-  require_countable("bias_backward", "dy", dy);
-  require_shape("bias_backward", "db", db, Shape{dy.extent(1)}, "columns of dy");
-  require_apart("bias_backward", {"db", db}, {{"dy", dy}});
-  if (dy.size() == 0) return;
-  const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  detail::for_columns(context, dy.extent(0), dy.extent(1), [&](Index begin, Index end) {
-    run.add_rows(kernels::matrix(dy), dy.extent(0), begin, end, kernels::row(db));
-  });
-  context.count_flops(dy.size(), dy.size());
+  detail::run_bias_backward<T>(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -141,11 +152,11 @@ void bias_backward(In<T, 2> dy, InOut<std::type_identity_t<T>, 1> db, const Cont
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// linear_backward, whatever w is kept as.
-template <class T, class W>
+template <class T, class W, OutputMemory memory = OutputMemory::given>
 void run_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& w,
                          const Out<T, 2>& dx, const InOut<T, 2>& dw, const InOut<T, 1>& db,
                          const Context& context) {
-  require_linear_backward<T, W>(dy, x, w, dx, dw, db);
+  require_linear_backward<T, W, memory>(dy, x, w, dx, dw, db);
   const Index N = x.extent(0), K = x.extent(1), O = w.extent(1);
   std::optional<LinearProduct<T, W>> of_dx;
   std::optional<LinearWeightGradient<T>> of_dw;
@@ -156,7 +167,7 @@ void run_linear_backward(const In<T, 2>& dy, const In<T, 2>& x, const In<W, 2>& 
       std::max<Index>(of_dx ? of_dx->scratch() : 0, of_dw ? of_dw->scratch() : 0), context.memory);
   if (of_dx) of_dx->run(dy, dx, nullptr, workspace, context);
   if (of_dw) of_dw->add_to(dw, workspace, context);
-  if (!db.absent()) bias_backward(dy, db, context);
+  if (!db.absent()) run_bias_backward<T, OutputMemory::fresh>(dy, db, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

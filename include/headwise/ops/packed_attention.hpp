@@ -93,7 +93,7 @@ void require_apart_from_starts(std::string_view function, const Footprint& out,
 }
 
 /// packed_attention_forward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOptions<T>& options,
                          const Out<U, 3>& o, const Out<T, 3>& lse, const Context& context) {
   constexpr std::string_view function = "packed_attention_forward";
@@ -104,11 +104,13 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
   if (!lse.absent()) {
     require_shape(function, "lse", lse, Shape{N, H, Index{2}}, "two numbers a query of q");
   }
-  require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
-  require_apart_from_starts(function, {"o", o}, inputs);
-  require_apart_from_starts(function, {"lse", lse}, inputs);
-  require_apart_from_options<T>(function, {"o", o}, options);
-  require_apart_from_options<T>(function, {"lse", lse}, options);
+  if constexpr (memory == OutputMemory::given) {
+    require_outputs_apart(function, {{"o", o}, {"lse", lse}}, {{"q", q}, {"k", k}, {"v", v}});
+    require_apart_from_starts(function, {"o", o}, inputs);
+    require_apart_from_starts(function, {"lse", lse}, inputs);
+    require_apart_from_options<T>(function, {"o", o}, options);
+    require_apart_from_options<T>(function, {"lse", lse}, options);
+  }
   if (o.size() == 0 && lse.size() == 0) return;
 
   const auto of = [&, &batch = B](const auto& x) { return by_sequence(x, batch); };
@@ -120,7 +122,7 @@ void packed_forward_call(const PackedSequences<U>& inputs, const AttentionOption
 }
 
 /// packed_attention_backward, of tensors of U.
-template <class T, class U>
+template <class T, class U, OutputMemory memory = OutputMemory::given>
 void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs, const In<U, 3>& o,
                           const In<T, 3>& lse, const AttentionOptions<T>& options,
                           const PackedGradients<T, U>& gradients, const Context& context) {
@@ -128,13 +130,15 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
   const auto sequences = require_packed<T>(function, inputs, options);
   const auto& [q, k, v, query_starts, key_starts] = inputs;
   const auto& [dq, dk, dv, d_score] = gradients;
-  require_flash_backward<T, 3, U>(
+  require_flash_backward<T, 3, U, memory>(
       function,
       {d_o, q, k, v, o, lse, dq, dk, dv, starts_view(query_starts), starts_view(key_starts)},
       options, d_score);
-  require_apart_from_starts(function, {"dq", dq}, inputs);
-  require_apart_from_starts(function, {"dk", dk}, inputs);
-  require_apart_from_starts(function, {"dv", dv}, inputs);
+  if constexpr (memory == OutputMemory::given) {
+    require_apart_from_starts(function, {"dq", dq}, inputs);
+    require_apart_from_starts(function, {"dk", dk}, inputs);
+    require_apart_from_starts(function, {"dv", dv}, inputs);
+  }
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const Index B = sequences.sizes.B;

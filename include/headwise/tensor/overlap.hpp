@@ -192,6 +192,10 @@ inline bool same_elements(const Footprint& a, const Footprint& b) {
          std::equal(a.strides.begin(), a.strides.begin() + a.axes, b.strides.begin());
 }
 
+/// What a call writes to: views of its caller's, which may lie over its inputs, or tensors that
+/// were made for it. Of these nobody asks whether they share memory with anything.
+enum class OutputMemory { given, fresh };
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
