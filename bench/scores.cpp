@@ -92,6 +92,13 @@ void give_relative_bias(Problem& to) {
   to.options.score.relative_bias = to.table, to.learned.d_relative_bias = to.d_table;
 }
 
+/// Learned, one for each head or for all.
+void give_bias(Problem& to, Index heads) {
+  to.bias = random_tensor<float>(Shape{Index{1}, heads, to.L, to.L}, 7);
+  to.d_bias = Tensor<float, 4>(to.bias.shape());
+  to.options.mask.add(Mask::bias(to.bias)), to.learned.d_biases[0] = to.d_bias;
+}
+
 void give_keep(Problem& to) {
   to.seen = Tensor<bool, 2>(Shape{to.L, to.L});
   for (Index n = 0; n < to.seen.size(); ++n) to.seen.data()[n] = n % 7 != 3;
@@ -188,12 +195,8 @@ const std::vector<Change>& changes() {
          to.d_sinks = Tensor<float, 1>(Shape{to.H});
          to.options.score.sinks = to.sinks, to.learned.d_sinks = to.d_sinks;
        }},
-      {"bias",
-       [](Problem& to) {
-         to.bias = random_tensor<float>(Shape{Index{1}, to.H, to.L, to.L}, 7);
-         to.d_bias = Tensor<float, 4>(to.bias.shape());
-         to.options.mask.add(Mask::bias(to.bias)), to.learned.d_biases[0] = to.d_bias;
-       }},
+      {"bias", [](Problem& to) { give_bias(to, to.H); }},
+      {"shared_bias", [](Problem& to) { give_bias(to, 1); }},
       {"causal_bias", give_causal_bias},
       {"padding_bias", give_padding_bias},
       {"keep", give_keep},

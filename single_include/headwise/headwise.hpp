@@ -32473,6 +32473,81 @@ HEADWISE_STRICT_MATH_END
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
+// headwise/ops/ordered_turns.hpp
+// Turns: tasks that add to the same memory do so in one order, whichever threads run them.
+
+namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
+
+/// For each of `places` the number of turns that are done. A task that has turn n waits until n
+/// are; so that it waits for nobody who waits for it, tasks are taken in the order of their turns,
+/// by take() instead of by the number that the executor gives.
+class OrderedTurns {
+ public:
+  /// Throws std::bad_alloc.
+  OrderedTurns(Index places, std::pmr::memory_resource* memory)
+      : counts_(1, places, memory), done_(counts_.of(0).take(places)) {
+    for (Index place = 0; place < places; ++place) done_[place] = 0;
+  }
+
+  /// The next task.
+  Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
+  /// How many turns are done at a place.
+  Index done(Index place) {
+    return std::atomic_ref<Index>(done_[place]).load(std::memory_order_acquire);
+  }
+  /// Returns when `turn` turns are done at a place.
+  void wait(Index place, Index turn) {
+    constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
+    for (int spin = 0; done(place) != turn; ++spin) {
+      if (spin < spins) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+  /// One more is done.
+  void finish(Index place) {
+    std::atomic_ref<Index>(done_[place]).fetch_add(1, std::memory_order_release);
+  }
+
+ private:
+  Workspace<Index> counts_;
+  Index* done_;
+  std::atomic<Index> next_ = 0;
+};
+
+/// What of a head waits for its like in the head before, for they add to the same elements: tiles;
+/// blocks of keys, of which queries share elements, too; or every block for the one before it.
+enum class InOrder { nothing, tiles, blocks, everything };
+
+/// The turns of heads at the tiles of blocks of keys, where they wait for each other there.
+class HeadTurns {
+ public:
+  /// Throws std::bad_alloc.
+  HeadTurns(InOrder order, Index tiles, Index blocks, std::pmr::memory_resource* memory)
+      : order_(order), tiles_(tiles), turns_(wait_here() ? tiles * blocks : 0, memory) {}
+
+  /// Returns when heads 0 ... head - 1 are done with a tile, or with all of its block.
+  void wait(Index tile, Index block, Index head) {
+    if (!wait_here()) return;
+    turns_.wait(block * tiles_ + (order_ == InOrder::tiles ? tile : tiles_ - 1), head);
+  }
+  /// One more is done with a tile.
+  void finish(Index tile, Index block) {
+    if (wait_here()) turns_.finish(block * tiles_ + tile);
+  }
+
+ private:
+  bool wait_here() const { return order_ == InOrder::tiles || order_ == InOrder::blocks; }
+
+  const InOrder order_;
+  const Index tiles_;
+  OrderedTurns turns_;
+};
+
+}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
+
 // headwise/ops/attention_options.hpp
 // What both attentions take, and the rules that their arguments keep.
 
@@ -32985,26 +33060,18 @@ class ScoreGradientSums {
     std::fill_n(by_keys_.of(0).take(0), count_, T(0));
   }
 
-  /// Whether heads share elements of a bias's gradient, so that they have to come one after the
-  /// other.
-  bool heads_in_order() const {
-    bool shared = false;
-    for (const InOut<T, 4>& bias : to_.d_biases) {
-      shared = shared || (!bias.absent() && (bias.extent(0) < sequences_.sizes.B ||
-                                             bias.extent(1) < sequences_.sizes.H));
-    }
-    return shared || blocks_in_order();
-  }
-  /// Whether blocks of keys have to run one after the other, too: where queries, or heads that
-  /// share keys, share a bias that differs from key to key, two blocks would add to one element.
-  bool blocks_in_order() const {
+  /// What has to come in order, so that gradients of biases do not depend on who comes first.
+  InOrder in_order() const {
     const AttentionSizes& s = sequences_.sizes;
-    bool shared = false;
+    InOrder most = InOrder::nothing;
     for (const InOut<T, 4>& bias : to_.d_biases) {
-      if (bias.absent() || bias.extent(3) == s.S) continue;
-      shared = shared || bias.extent(2) < s.L || (bias.extent(1) < s.H && s.group() > 1);
+      if (bias.absent()) continue;
+      const bool by_heads = bias.extent(0) < s.B || bias.extent(1) < s.H;
+      const bool by_queries = bias.extent(2) < s.L, by_keys = bias.extent(3) < s.S;
+      if (by_keys && (by_heads || by_queries)) return InOrder::everything;
+      if (by_heads) most = std::max<InOrder>(most, by_queries ? InOrder::blocks : InOrder::tiles);
     }
-    return shared;
+    return most != InOrder::nothing && sequences_.queries.packed() ? InOrder::everything : most;
   }
 
   /// Whether anything flows into a score.
@@ -33517,52 +33584,6 @@ void require_flash_backward(std::string_view function, const FlashBackwardViews<
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 
-// headwise/ops/ordered_turns.hpp
-// Turns: tasks that add to the same memory do so in one order, whichever threads run them.
-
-namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
-
-/// For each of `places` the number of turns that are done. A task that has turn n waits until n
-/// are; so that it waits for nobody who waits for it, tasks are taken in the order of their turns,
-/// by take() instead of by the number that the executor gives.
-class OrderedTurns {
- public:
-  /// Throws std::bad_alloc.
-  OrderedTurns(Index places, std::pmr::memory_resource* memory)
-      : counts_(1, places, memory), done_(counts_.of(0).take(places)) {
-    for (Index place = 0; place < places; ++place) done_[place] = 0;
-  }
-
-  /// The next task.
-  Index take() { return next_.fetch_add(1, std::memory_order_relaxed); }
-  /// How many turns are done at a place.
-  Index done(Index place) {
-    return std::atomic_ref<Index>(done_[place]).load(std::memory_order_acquire);
-  }
-  /// Returns when `turn` turns are done at a place.
-  void wait(Index place, Index turn) {
-    constexpr int spins = 512;  // some microseconds: who is before is a tile ahead
-    for (int spin = 0; done(place) != turn; ++spin) {
-      if (spin < spins) {
-        relax();
-      } else {
-        std::this_thread::yield();
-      }
-    }
-  }
-  /// One more is done.
-  void finish(Index place) {
-    std::atomic_ref<Index>(done_[place]).fetch_add(1, std::memory_order_release);
-  }
-
- private:
-  Workspace<Index> counts_;
-  Index* done_;
-  std::atomic<Index> next_ = 0;
-};
-
-}  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
-
 // headwise/ops/stored_rows.hpp
 // Rows that are computed as numbers of T and stored as U, which may have 16 bits: written, and
 // read.
@@ -33694,7 +33715,9 @@ class FlashBackwardCall {
         dq_storage_(1, rows_to_round<T, U>(sizes_.H * queries_.total(), sizes_.d), context.memory),
         dq_(sums_of_queries()),
         turns_(sizes_.H * queries_.block_numbers(run_.backward_queries), context.memory),
-        score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
+        score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory),
+        head_turns_(in_order_, queries_.block_numbers(run_.backward_queries, 0),
+                    sequences_.keys.block_numbers(run_.backward_keys, 0), context.memory) {}
 
   /// Everything, but for dq where it is stored as another type.
   void run() {
@@ -33703,12 +33726,10 @@ class FlashBackwardCall {
       fill(to_.dv, U());
       return;
     }
-    if (score_.heads_in_order()) {
-      for (Index b = 0; b < sizes_.B; ++b) {
-        for (Index g = 0; g < sizes_.G; ++g) run_head(b, g);
-      }
+    if (in_order_ == InOrder::everything) {
+      run_in_order();
     } else {
-      run_heads();
+      run_beside();
     }
     begin_unseeing_queries();
     score_.finish();
@@ -33741,8 +33762,18 @@ class FlashBackwardCall {
     run_tasks(context_, sizes_.H * queries_.block_numbers(most), multiply_adds_, task);
   }
 
+  /// All blocks of keys, one after the other.
+  void run_in_order() {
+    for (Index b = 0; b < sizes_.B; ++b) {
+      for (Index g = 0; g < sizes_.G; ++g) {
+        const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
+        for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
+      }
+    }
+  }
+
   /// All blocks of keys, each taken behind those that it waits for.
-  void run_heads() {
+  void run_beside() {
     const Index count = sizes_.G * sequences_.keys.block_numbers(run_.backward_keys);
     // A worker asks for what it most likely takes next, where keys and values are more than a
     // second cache holds. (A window of 256 keys over 16,384: 1.02 times as fast; 16 keys by 16:
@@ -33759,21 +33790,6 @@ class FlashBackwardCall {
                 asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
     };
     run_tasks(context_, count, multiply_adds_, task);
-  }
-
-  /// All blocks of keys of one key/value head of a sequence, where no other may run beside it.
-  void run_head(Index b, Index g) {
-    const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
-    if (score_.blocks_in_order()) {
-      for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
-      return;
-    }
-    const auto task = [&](Index, Index worker) {
-      run_block({b, g, turns_.take() - taken_}, worker);
-    };
-    const auto heads = static_cast<double>(sizes_.B * sizes_.G);
-    run_tasks(context_, blocks, multiply_adds_ / heads, task);
-    taken_ += blocks;
   }
 
   /// Queries i0 ... i0 + rows - 1 before a block of keys adds to them: delta = rowsum(d_o * o), and
@@ -33837,12 +33853,17 @@ class FlashBackwardCall {
   struct KeyTask {
     Index b, g, number;
   };
-  /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
+  /// Whose turn it is: first blocks of all heads first; of packed sequences, and where blocks wait
+  /// for those of the head before, one after the other.
   KeyTask block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
       return {b, number % sizes_.G, number / sizes_.G};
+    }
+    if (in_order_ == InOrder::blocks) {
+      const Index blocks = rows.count_blocks(run_.backward_keys, 0), head = turn / blocks;
+      return {head / sizes_.G, head % sizes_.G, turn % blocks};
     }
     const Index together = sizes_.B * sizes_.G;
     return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
@@ -33881,12 +33902,15 @@ class FlashBackwardCall {
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
         const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
-        if (!blocks.holds(j0)) continue;
-        const Index place = place_of(b, h, i0), turn = blocks.before(j0);
-        turns_.wait(place, turn);
-        if (turn == 0) begin_queries(head, b, h, i0, rows);
-        if (n > 0) work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
-        turns_.finish(place);
+        head_turns_.wait(i0 / queries, of.number, b * sizes_.H + h);
+        if (blocks.holds(j0)) {
+          const Index place = place_of(b, h, i0), turn = blocks.before(j0);
+          turns_.wait(place, turn);
+          if (turn == 0) begin_queries(head, b, h, i0, rows);
+          if (n > 0) work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+          turns_.finish(place);
+        }
+        head_turns_.finish(i0 / queries, of.number);
       }
     }
     const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);
@@ -33922,8 +33946,9 @@ class FlashBackwardCall {
   Workspace<T> to_round_, dq_storage_;  // of nothing where U is T
   const Out<T, 4> dq_;
   OrderedTurns turns_;
-  Index taken_ = 0;  // blocks of the heads before, where heads come one after the other
   ScoreGradientSums<T> score_;
+  const InOrder in_order_ = score_.in_order();
+  HeadTurns head_turns_;
 };
 
 /// The call from begin to end.

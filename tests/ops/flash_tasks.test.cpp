@@ -43,6 +43,42 @@ TEMPLATE_TEST_CASE("forward has the same bits in tasks of any size, over dense a
   CHECK(same_bits<TestType, 4>(last, In<TestType, 4>(slice(o, 2, L - 70, 70))));
 }
 
+TEMPLATE_TEST_CASE("heads that share a learned bias add to its gradient in order, on any threads",
+                   "[ops]", float, double) {
+  constexpr Index B = 2, H = 6, G = 3, L = 350, S = 610, d = 8;
+  Numbers numbers(78);
+  const auto random = [&](Index heads, Index rows, Index width) {
+    return numbers.tensor<TestType, 4>(Shape{B, heads, rows, width});
+  };
+  const Tensor4<TestType> q = random(H, L, d), k = random(G, S, d), v = random(G, S, d),
+                          d_o = random(H, L, d);
+  // Elements of heads, of heads of one sequence, of queries, too, and of keys.
+  const auto shape = GENERATE(Shape{1, 1, L, S}, Shape{B, 1, L, S}, Shape{1, H, L, S},
+                              Shape{1, 1, 1, S}, Shape{B, 1, 1, S}, Shape{1, 1, L, 1});
+  const auto bias = numbers.tensor<TestType, 4>(shape);
+  AttentionOptions<TestType> options{.mask = Mask::bias(bias)};
+  // Of a window, heads go past most tiles without a pair.
+  if (GENERATE(false, true)) options.mask.add(causal), options.mask.add(Mask::window(40));
+  Tensor4<TestType> o(q.shape()), lse({B, H, L, 2});
+  flash_attention_forward<TestType>(q, k, v, options, o, lse);
+  const auto gradient = [&](const Context& context) {
+    Tensor4<TestType> dq(q.shape()), dk(k.shape()), dv(v.shape()), d_bias(shape);
+    ScoreGradients<TestType> learned;
+    learned.d_biases[0] = d_bias;
+    flash_attention_backward<TestType>(d_o, {q, k, v}, o, lse, options, {dq, dk, dv, learned},
+                                       context);
+    return d_bias;
+  };
+  const auto alone = gradient({});
+  CHECK(alone(0, 0, shape[2] - 1, shape[3] - 1) != TestType(0));
+  for (const Index threads : {2, 3, 8}) {
+    ThreadPool pool(threads);
+    for (int run = 0; run < 3; ++run) {
+      CHECK(same_bits<TestType, 4>(gradient({.executor = pool}), alone));
+    }
+  }
+}
+
 /// Two workers that count what they are asked for, and are one.
 struct CountingExecutor {
   Index runs = 0;

@@ -44,7 +44,9 @@ class FlashBackwardCall {
         dq_storage_(1, rows_to_round<T, U>(sizes_.H * queries_.total(), sizes_.d), context.memory),
         dq_(sums_of_queries()),
         turns_(sizes_.H * queries_.block_numbers(run_.backward_queries), context.memory),
-        score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory) {}
+        score_(to.score, sequences, {run_.backward_queries, run_.backward_keys}, context.memory),
+        head_turns_(in_order_, queries_.block_numbers(run_.backward_queries, 0),
+                    sequences_.keys.block_numbers(run_.backward_keys, 0), context.memory) {}
 
   /// Everything, but for dq where it is stored as another type.
   void run() {
@@ -53,12 +55,10 @@ class FlashBackwardCall {
       fill(to_.dv, U());
       return;
     }
-    if (score_.heads_in_order()) {
-      for (Index b = 0; b < sizes_.B; ++b) {
-        for (Index g = 0; g < sizes_.G; ++g) run_head(b, g);
-      }
+    if (in_order_ == InOrder::everything) {
+      run_in_order();
     } else {
-      run_heads();
+      run_beside();
     }
     begin_unseeing_queries();
     score_.finish();
@@ -91,8 +91,18 @@ class FlashBackwardCall {
     run_tasks(context_, sizes_.H * queries_.block_numbers(most), multiply_adds_, task);
   }
 
+  /// All blocks of keys, one after the other.
+  void run_in_order() {
+    for (Index b = 0; b < sizes_.B; ++b) {
+      for (Index g = 0; g < sizes_.G; ++g) {
+        const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
+        for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
+      }
+    }
+  }
+
   /// All blocks of keys, each taken behind those that it waits for.
-  void run_heads() {
+  void run_beside() {
     const Index count = sizes_.G * sequences_.keys.block_numbers(run_.backward_keys);
     // A worker asks for what it most likely takes next, where keys and values are more than a
     // second cache holds. (A window of 256 keys over 16,384: 1.02 times as fast; 16 keys by 16:
@@ -109,21 +119,6 @@ class FlashBackwardCall {
                 asks && after < count ? std::optional(block_of_turn(after)) : std::nullopt);
     };
     run_tasks(context_, count, multiply_adds_, task);
-  }
-
-  /// All blocks of keys of one key/value head of a sequence, where no other may run beside it.
-  void run_head(Index b, Index g) {
-    const Index blocks = sequences_.keys.count_blocks(run_.backward_keys, b);
-    if (score_.blocks_in_order()) {
-      for (Index block = 0; block < blocks; ++block) run_block({b, g, block}, 0);
-      return;
-    }
-    const auto task = [&](Index, Index worker) {
-      run_block({b, g, turns_.take() - taken_}, worker);
-    };
-    const auto heads = static_cast<double>(sizes_.B * sizes_.G);
-    run_tasks(context_, blocks, multiply_adds_ / heads, task);
-    taken_ += blocks;
   }
 
   /// Queries i0 ... i0 + rows - 1 before a block of keys adds to them: delta = rowsum(d_o * o), and
@@ -187,12 +182,17 @@ class FlashBackwardCall {
   struct KeyTask {
     Index b, g, number;
   };
-  /// Whose turn it is: first blocks of all heads first, of packed sequences one after the other.
+  /// Whose turn it is: first blocks of all heads first; of packed sequences, and where blocks wait
+  /// for those of the head before, one after the other.
   KeyTask block_of_turn(Index turn) const {
     const SequenceRows& rows = sequences_.keys;
     if (rows.packed()) {
       const auto [b, number] = rows.task(turn, sizes_.G, run_.backward_keys);
       return {b, number % sizes_.G, number / sizes_.G};
+    }
+    if (in_order_ == InOrder::blocks) {
+      const Index blocks = rows.count_blocks(run_.backward_keys, 0), head = turn / blocks;
+      return {head / sizes_.G, head % sizes_.G, turn % blocks};
     }
     const Index together = sizes_.B * sizes_.G;
     return {turn % together / sizes_.G, turn % sizes_.G, turn / together};
@@ -231,12 +231,15 @@ class FlashBackwardCall {
       for (Index i0 = 0; i0 < head.forward.L; i0 += queries) {
         const Index rows = std::min<Index>(queries, head.forward.L - i0);
         const KeyBlocks blocks = head.forward.visibility.blocks(i0, rows, keys);
-        if (!blocks.holds(j0)) continue;
-        const Index place = place_of(b, h, i0), turn = blocks.before(j0);
-        turns_.wait(place, turn);
-        if (turn == 0) begin_queries(head, b, h, i0, rows);
-        if (n > 0) work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
-        turns_.finish(place);
+        head_turns_.wait(i0 / queries, of.number, b * sizes_.H + h);
+        if (blocks.holds(j0)) {
+          const Index place = place_of(b, h, i0), turn = blocks.before(j0);
+          turns_.wait(place, turn);
+          if (turn == 0) begin_queries(head, b, h, i0, rows);
+          if (n > 0) work += run_.flash_backward_tile(head, i0, rows, j0, n, workspace_.of(worker));
+          turns_.finish(place);
+        }
+        head_turns_.finish(i0 / queries, of.number);
       }
     }
     const auto dk_rows = kernels::matrix(sequences_.keys.of(to_.dk, b), b, g).from(j0, 0);
@@ -272,8 +275,9 @@ class FlashBackwardCall {
   Workspace<T> to_round_, dq_storage_;  // of nothing where U is T
   const Out<T, 4> dq_;
   OrderedTurns turns_;
-  Index taken_ = 0;  // blocks of the heads before, where heads come one after the other
   ScoreGradientSums<T> score_;
+  const InOrder in_order_ = score_.in_order();
+  HeadTurns head_turns_;
 };
 
 /// The call from begin to end.

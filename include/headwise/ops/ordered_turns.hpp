@@ -48,4 +48,33 @@ class OrderedTurns {
   std::atomic<Index> next_ = 0;
 };
 
+/// What of a head waits for its like in the head before, for they add to the same elements: tiles;
+/// blocks of keys, of which queries share elements, too; or every block for the one before it.
+enum class InOrder { nothing, tiles, blocks, everything };
+
+/// The turns of heads at the tiles of blocks of keys, where they wait for each other there.
+class HeadTurns {
+ public:
+  /// Throws std::bad_alloc.
+  HeadTurns(InOrder order, Index tiles, Index blocks, std::pmr::memory_resource* memory)
+      : order_(order), tiles_(tiles), turns_(wait_here() ? tiles * blocks : 0, memory) {}
+
+  /// Returns when heads 0 ... head - 1 are done with a tile, or with all of its block.
+  void wait(Index tile, Index block, Index head) {
+    if (!wait_here()) return;
+    turns_.wait(block * tiles_ + (order_ == InOrder::tiles ? tile : tiles_ - 1), head);
+  }
+  /// One more is done with a tile.
+  void finish(Index tile, Index block) {
+    if (wait_here()) turns_.finish(block * tiles_ + tile);
+  }
+
+ private:
+  bool wait_here() const { return order_ == InOrder::tiles || order_ == InOrder::blocks; }
+
+  const InOrder order_;
+  const Index tiles_;
+  OrderedTurns turns_;
+};
+
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

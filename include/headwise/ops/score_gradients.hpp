@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "headwise/ops/ordered_turns.hpp"
 #include "headwise/ops/sequence_rows.hpp"
 
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
@@ -115,26 +116,18 @@ class ScoreGradientSums {
     std::fill_n(by_keys_.of(0).take(0), count_, T(0));
   }
 
-  /// Whether heads share elements of a bias's gradient, so that they have to come one after the
-  /// other.
-  bool heads_in_order() const {
-    bool shared = false;
-    for (const InOut<T, 4>& bias : to_.d_biases) {
-      shared = shared || (!bias.absent() && (bias.extent(0) < sequences_.sizes.B ||
-                                             bias.extent(1) < sequences_.sizes.H));
-    }
-    return shared || blocks_in_order();
-  }
-  /// Whether blocks of keys have to run one after the other, too: where queries, or heads that
-  /// share keys, share a bias that differs from key to key, two blocks would add to one element.
-  bool blocks_in_order() const {
+  /// What has to come in order, so that gradients of biases do not depend on who comes first.
+  InOrder in_order() const {
     const AttentionSizes& s = sequences_.sizes;
-    bool shared = false;
+    InOrder most = InOrder::nothing;
     for (const InOut<T, 4>& bias : to_.d_biases) {
-      if (bias.absent() || bias.extent(3) == s.S) continue;
-      shared = shared || bias.extent(2) < s.L || (bias.extent(1) < s.H && s.group() > 1);
+      if (bias.absent()) continue;
+      const bool by_heads = bias.extent(0) < s.B || bias.extent(1) < s.H;
+      const bool by_queries = bias.extent(2) < s.L, by_keys = bias.extent(3) < s.S;
+      if (by_keys && (by_heads || by_queries)) return InOrder::everything;
+      if (by_heads) most = std::max<InOrder>(most, by_queries ? InOrder::blocks : InOrder::tiles);
     }
-    return shared;
+    return most != InOrder::nothing && sequences_.queries.packed() ? InOrder::everything : most;
   }
 
   /// Whether anything flows into a score.
