@@ -79294,7 +79294,7 @@ template <class T, int R>
 // compiler than the library (g++, clang), compiles what it uses itself, as it would without.
 
 #if HEADWISE_USES_COMPILED && !defined(HEADWISE_INSTANCE)
-#define HEADWISE_INSTANCE extern template  // src/compiled.cpp: template
+#define HEADWISE_INSTANCE extern template  // src/compiled/operations.hpp: template
 #endif
 
 #define HEADWISE_INSTANCES_OF_OPS(T)                                                               \
@@ -79357,34 +79357,26 @@ template <class T, int R>
       const TransformerBlockOptions&, const TransformerBlockParameters<T>&, In<T, 3>,              \
       const TransformerBlockCache<T>&, TransformerBlockGradients<T>&, const Context&);
 
+#if defined(HEADWISE_INSTANCE_SCALAR)
+#define HEADWISE_INSTANCES(of) of(HEADWISE_INSTANCE_SCALAR)
+#else
+#define HEADWISE_INSTANCES(of) of(float) of(double)
+#endif
+
 #if defined(HEADWISE_INSTANCE)
-namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
-
-HEADWISE_INSTANCE const Kernels<float>& kernels_of<float>(InstructionSet);
-HEADWISE_INSTANCE const ModelKernels<float>& model_kernels_of<float>(InstructionSet);
-HEADWISE_INSTANCE const Kernels<float>& bf16_kernels_of<float>(Bf16Unit, InstructionSet);
-HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 2>();
-HEADWISE_INSTANCE const Kernels<float>& split_kernels<float, 3>();
-HEADWISE_INSTANCE const Kernels<double>& kernels_of<double>(InstructionSet);
-HEADWISE_INSTANCE const ModelKernels<double>& model_kernels_of<double>(InstructionSet);
-HEADWISE_INSTANCE const VectorFunctions<float>& vector_functions_of<float>(InstructionSet);
-HEADWISE_INSTANCE const VectorFunctions<double>& vector_functions_of<double>(InstructionSet);
-
-}  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
 namespace headwise::inline v0_1::inline HEADWISE_CODE {
 
-HEADWISE_INSTANCES_OF_OPS(float)
-HEADWISE_INSTANCES_OF_OPS(double)
+HEADWISE_INSTANCES(HEADWISE_INSTANCES_OF_OPS)
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
 namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
-HEADWISE_INSTANCES_OF_MODULE(float)
-HEADWISE_INSTANCES_OF_MODULE(double)
+HEADWISE_INSTANCES(HEADWISE_INSTANCES_OF_MODULE)
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
 #endif
 
+#undef HEADWISE_INSTANCES
 #undef HEADWISE_INSTANCES_OF_OPS
 #undef HEADWISE_INSTANCES_OF_MODULE
 #undef HEADWISE_INSTANCE
