@@ -2570,13 +2570,29 @@ namespace detail {
   memory->deallocate(data, bytes, storage_alignment);
 }
 
+/// Memory for elements, which goes back unless `data` is taken: a constructor of theirs may throw.
+struct UnmadeElements {
+  UnmadeElements(void* first, std::size_t size, std::pmr::memory_resource* from)
+      : data(first), bytes(size), memory(from) {}
+  UnmadeElements(const UnmadeElements&) = delete;
+  UnmadeElements& operator=(const UnmadeElements&) = delete;
+  ~UnmadeElements() {
+    if (data != nullptr) memory->deallocate(data, bytes, storage_alignment);
+  }
+
+  void* data;
+  std::size_t bytes;
+  std::pmr::memory_resource* memory;
+};
+
 }  // namespace detail
 
 /// Owns its elements. Zero-initialised, but by uninitialized(). Copies are deep; a const Tensor is
 /// read-only. From 4 MiB on, where the resource is std::pmr::new_delete_resource(), as the default
 /// one is, huge pages are asked for.
 ///
-/// A failed allocation throws std::bad_alloc and leaves every object as it was.
+/// A failed allocation throws std::bad_alloc and leaves every object as it was, and so does what a
+/// constructor of an element throws.
 template <class T, int R>
 class Tensor : public InOut<T, R>, public OwnsElements {
   // What makes, moves and frees elements is not inlined: caches and modules hold tens of tensors,
@@ -2588,16 +2604,12 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   /// Zeros. Throws ShapeError for a negative extent, std::bad_alloc.
   [[gnu::noinline]] explicit Tensor(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
-      : Tensor(shape, allocate(shape, memory), memory) {
-    std::uninitialized_value_construct_n(data(), this->size());
-  }
+      : Tensor(shape, make(shape, memory, zeros), memory) {}
 
   /// Elements that have no values yet, for who writes each before it is read. Throws as above.
   [[gnu::noinline]] static Tensor uninitialized(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
-    Tensor tensor(shape, allocate(shape, memory), memory);
-    std::uninitialized_default_construct_n(tensor.data(), tensor.size());
-    return tensor;
+    return Tensor(shape, make(shape, memory, no_values), memory);
   }
 
   /// A vector of `count` elements.
@@ -2618,9 +2630,12 @@ class Tensor : public InOut<T, R>, public OwnsElements {
 
   /// A deep copy from the same memory resource.
   Tensor(const Tensor& other)
-      : Tensor(other.shape(), allocate(other.shape(), other.memory_), other.memory_) {
-    std::uninitialized_copy_n(other.data(), this->size(), data());
-  }
+      : Tensor(other.shape(),
+               make(other.shape(), other.memory_,
+                    [&](T* first, Index count) {
+                      std::uninitialized_copy_n(other.data(), count, first);
+                    }),
+               other.memory_) {}
   /// Takes the elements; `other` is absent then.
   [[gnu::noinline]] Tensor(Tensor&& other) noexcept { take(other); }
   /// A deep copy; where it throws, this is as it was.
@@ -2679,8 +2694,20 @@ class Tensor : public InOut<T, R>, public OwnsElements {
   Tensor(const Shape<R>& shape, T* storage, std::pmr::memory_resource* memory)
       : InOut<T, R>(storage, shape), memory_(memory) {}
 
-  static T* allocate(const Shape<R>& shape, std::pmr::memory_resource* memory) {
-    return static_cast<T*>(detail::allocate_elements(shape.extents, sizeof(T), memory));
+  static constexpr auto zeros = [](T* first, Index count) {
+    std::uninitialized_value_construct_n(first, count);
+  };
+  static constexpr auto no_values = [](T* first, Index count) {
+    std::uninitialized_default_construct_n(first, count);
+  };
+  /// The elements that `construct(first, count)` makes.
+  template <class Construct>
+  static T* make(const Shape<R>& shape, std::pmr::memory_resource* memory,
+                 const Construct& construct) {
+    detail::UnmadeElements unmade(detail::allocate_elements(shape.extents, sizeof(T), memory),
+                                  storage_bytes<T>(shape.size()), memory);
+    construct(static_cast<T*>(unmade.data), shape.size());
+    return static_cast<T*>(std::exchange(unmade.data, nullptr));
   }
   /// Frees the elements, and still names them.
   void release() noexcept {
@@ -3994,8 +4021,10 @@ class Workspace {
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
     require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
-    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
-    std::uninitialized_default_construct_n(block_, count_);
+    const std::size_t bytes = storage_bytes<T>(count_);
+    detail::UnmadeElements unmade(memory_->allocate(bytes, storage_alignment), bytes, memory_);
+    std::uninitialized_default_construct_n(static_cast<T*>(unmade.data), count_);
+    block_ = static_cast<T*>(std::exchange(unmade.data, nullptr));
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
@@ -29903,8 +29932,7 @@ class StorageRef {
     StorageRef ref = block(count, memory);
     T* const own = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(ref.storage_) + head);
     std::uninitialized_default_construct_n(own, count);
-    ref.storage_->begin = ref.storage_->own = own;
-    ref.storage_->count = count;
+    ref.storage_->begin = ref.storage_->own = own;  // from here on they are destroyed with it
     return ref;
   }
   /// The elements of a view of the caller's. Throws std::bad_alloc.
@@ -29927,6 +29955,7 @@ class StorageRef {
     ref.storage_ = ::new (memory->allocate(bytes_for(count), storage_alignment)) Storage<T>;
     ref.storage_->holders = 1;
     ref.storage_->memory = memory;
+    ref.storage_->count = count;
     return ref;
   }
 

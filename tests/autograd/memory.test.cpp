@@ -160,6 +160,25 @@ TEST_CASE("steps of one shape need no more memory than the first, and nothing fr
   CHECK(memory.live() == 0);
 }
 
+/// A number of which there are no more than three at a time.
+struct Scarce {
+  static inline int made = 0;
+
+  Scarce() {
+    if (made == 3) throw std::bad_alloc();
+    ++made;
+  }
+  ~Scarce() { --made; }
+};
+
+TEST_CASE("where a number of a value cannot be made, none is left and the memory goes back",
+          "[autograd]") {
+  FailingMemory memory;
+  CHECK_THROWS_AS(detail::StorageRef<Scarce>::make(5, &memory), std::bad_alloc);
+  CHECK(Scarce::made == 0);
+  CHECK(memory.live() == 0);
+}
+
 TEST_CASE("a variable outlives clear and keeps its value", "[autograd]") {
   MemoryTally memory;
   Layers with;

@@ -4,10 +4,12 @@
 #include <cstdint>
 #include <memory_resource>
 #include <new>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "headwise/runtime/workspace.hpp"
 #include "support/catch.hpp"
 
 namespace tensor_tensor {
@@ -38,6 +40,20 @@ struct Recorder : std::pmr::memory_resource {
   }
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
     return this == &other;
+  }
+};
+
+/// An element of which no more than `most` can be at a time.
+struct Rare {
+  static inline int now = 0, most = 0;
+
+  Rare() { appear(); }
+  Rare(const Rare&) { appear(); }
+  Rare& operator=(const Rare&) = default;
+  ~Rare() { --now; }
+  static void appear() {
+    if (now == most) throw std::runtime_error("no more of them");
+    ++now;
   }
 };
 
@@ -142,6 +158,28 @@ TEST_CASE("a failed allocation leaves every Tensor as it was", "[tensor]") {
   CHECK(small(0, 1) == 8);
   CHECK(large(1, 1) == 4);
   CHECK(memory.returned.empty());
+}
+
+TEST_CASE("where an element cannot be made, none is left of its Tensor or Workspace, nor memory",
+          "[tensor]") {
+  Recorder memory;
+  const int allowed = GENERATE(0, 1, 5);
+  Rare::most = 6;
+  {
+    Tensor2<Rare> whole(Shape{2, 3}, &memory);
+    Rare::most += allowed;
+    CHECK_THROWS_AS(Tensor2<Rare>(Shape{2, 3}, &memory), std::runtime_error);
+    CHECK_THROWS_AS(Tensor2<Rare>::uninitialized(Shape{2, 3}, &memory), std::runtime_error);
+    CHECK_THROWS_AS(Tensor2<Rare>(whole), std::runtime_error);
+    CHECK_THROWS_AS(Workspace<Rare>(1, 6, &memory), std::runtime_error);
+    CHECK(Rare::now == 6);
+    CHECK(memory.given.size() == 5);
+    CHECK(memory.returned.size() == 4);
+  }
+  CHECK(Rare::now == 0);
+  for (const Recorder::Block& block : memory.given) {
+    CHECK(std::count(memory.returned.begin(), memory.returned.end(), block) == 1);
+  }
 }
 
 TEST_CASE("swap exchanges storage, shape and memory resource", "[tensor]") {

@@ -52,8 +52,7 @@ class StorageRef {
     StorageRef ref = block(count, memory);
     T* const own = reinterpret_cast<T*>(reinterpret_cast<std::byte*>(ref.storage_) + head);
     std::uninitialized_default_construct_n(own, count);
-    ref.storage_->begin = ref.storage_->own = own;
-    ref.storage_->count = count;
+    ref.storage_->begin = ref.storage_->own = own;  // from here on they are destroyed with it
     return ref;
   }
   /// The elements of a view of the caller's. Throws std::bad_alloc.
@@ -76,6 +75,7 @@ class StorageRef {
     ref.storage_ = ::new (memory->allocate(bytes_for(count), storage_alignment)) Storage<T>;
     ref.storage_->holders = 1;
     ref.storage_->memory = memory;
+    ref.storage_->count = count;
     return ref;
   }
 

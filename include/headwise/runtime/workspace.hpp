@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <memory_resource>
+#include <utility>
 
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/tensor.hpp"
@@ -49,8 +50,10 @@ class Workspace {
       : elements_(padded<T>(elements)), count_(workers * elements_), memory_(memory) {
     if (count_ == 0) return;
     require(memory_ != nullptr, "Workspace", "memory is null, expected a memory resource");
-    block_ = static_cast<T*>(memory_->allocate(storage_bytes<T>(count_), storage_alignment));
-    std::uninitialized_default_construct_n(block_, count_);
+    const std::size_t bytes = storage_bytes<T>(count_);
+    detail::UnmadeElements unmade(memory_->allocate(bytes, storage_alignment), bytes, memory_);
+    std::uninitialized_default_construct_n(static_cast<T*>(unmade.data), count_);
+    block_ = static_cast<T*>(std::exchange(unmade.data, nullptr));
   }
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
