@@ -1897,6 +1897,8 @@ struct ScoreFunctionRef {
 
   /// Whether there is none.
   bool absent() const { return function == nullptr; }
+  /// Its parameters [P].
+  In<T, 1> numbers() const { return {values, Shape{parameters}}; }
 };
 
 }  // namespace headwise::inline v0_1
@@ -32704,7 +32706,8 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
   require_apart(function, out,
                 {{"alibi_slopes", options.score.alibi_slopes},
                  {"relative_bias", options.score.relative_bias},
-                 {"sinks", options.score.sinks}});
+                 {"sinks", options.score.sinks},
+                 {"the score function's parameters", options.score.function.numbers()}});
   const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
     require_apart(function, out, {{"Mask::bias", bias.values}});
@@ -32985,7 +32988,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
 /// has its shape, and shares memory with nothing that the call reads or overwrites, as far as it
-/// knows: the parameters of a function lie behind it.
+/// knows: what a function has captured lies behind it.
 template <class T>
 void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
                              const AttentionOptions<T>& options,

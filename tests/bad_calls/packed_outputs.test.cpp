@@ -64,6 +64,12 @@ std::vector<Rule> own_memory(const std::string& name, Member member,
   rules.push_back({name + " overlaps sinks" + own, [=](Call& c) {
                      c.options.score.sinks = {(c.*member).data() + 1, Shape{4}};
                    }});
+  static const auto of_two = score_function(
+      std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] + w[1] * s; });
+  rules.push_back({name + " overlaps the score function's parameters" + own, [=](Call& c) {
+                     c.options.score.function = of_two;
+                     c.options.score.function.values = (c.*member).data() + 1;
+                   }});
   rules.push_back({name + " overlaps relative_bias" + own, [=](Call& c) {
                      double* at = (c.*member).data() + 1;
                      c.options.score.relative_bias = In<double, 2>(at, Shape{1, 5});

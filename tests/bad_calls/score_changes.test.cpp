@@ -48,6 +48,9 @@ std::vector<Rule> of_options() {
   };
 }
 
+const auto of_two = score_function(
+    std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] + w[1] * s; });
+
 /// Outputs in the storage of what changes scores.
 std::vector<Rule> of_outputs(const std::string& name, View4<double> Call::*member) {
   const auto overlaps = [&](const char* option) {
@@ -61,8 +64,13 @@ std::vector<Rule> of_outputs(const std::string& name, View4<double> Call::*membe
            [=](Call& c) {
              c.options.score.relative_bias = In<double, 2>((c.*member).data() + 1, Shape{4, 3});
            }},
-          {overlaps("sinks"), [=](Call& c) {
+          {overlaps("sinks"),
+           [=](Call& c) {
              c.options.score.sinks = {(c.*member).data() + 1, Shape{4}};
+           }},
+          {overlaps("the score function's parameters"), [=](Call& c) {
+             c.options.score.function = of_two;
+             c.options.score.function.values = (c.*member).data() + 1;
            }}};
 }
 
@@ -71,9 +79,6 @@ std::vector<Rule> of_gradients() {
   for (const auto& rule : of_call.all()) rules.push_back({rule.message, rule.spoil});
   return rules;
 }
-
-const auto of_two = score_function(
-    std::array{1.0, 2.0}, [](auto s, const Position&, const auto& w) { return w[0] + w[1] * s; });
 
 /// On the tape: what is in the options and learned, or no scale; and slopes of no head.
 std::vector<Refusal> of_tape() {

@@ -61,6 +61,8 @@ struct ScoreGradientRules {
          [](Call& c, double* at) {
            c.options.score.sinks = {at, Shape{4}};
          }},
+        {"the score function's parameters",
+         [](Call& c, double* at) { c.options.score.function.values = at; }},
         {"Mask::bias",
          [this](Call& c, double* at) { c.options.mask.add(Mask::bias(View4<double>(at, pairs))); }},
         {"Mask::keep", [=](Call& c, double* at) { c.options.mask.add(Mask::keep(bools(at))); }},

@@ -136,7 +136,8 @@ void require_apart_from_options(std::string_view function, const Footprint& out,
   require_apart(function, out,
                 {{"alibi_slopes", options.score.alibi_slopes},
                  {"relative_bias", options.score.relative_bias},
-                 {"sinks", options.score.sinks}});
+                 {"sinks", options.score.sinks},
+                 {"the score function's parameters", options.score.function.numbers()}});
   const AttentionMask<T>& mask = options.mask;
   for (const BiasMask<T>& bias : mask.biases()) {
     require_apart(function, out, {{"Mask::bias", bias.values}});

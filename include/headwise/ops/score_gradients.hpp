@@ -12,7 +12,7 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Throws ShapeError unless each gradient that is asked for belongs to something in the options,
 /// has its shape, and shares memory with nothing that the call reads or overwrites, as far as it
-/// knows: the parameters of a function lie behind it.
+/// knows: what a function has captured lies behind it.
 template <class T>
 void require_score_gradients(std::string_view function, const ScoreGradients<T>& gradients,
                              const AttentionOptions<T>& options,

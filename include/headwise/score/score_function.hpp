@@ -7,6 +7,7 @@
 
 #include "headwise/tensor/scalar.hpp"
 #include "headwise/tensor/shape.hpp"
+#include "headwise/tensor/view.hpp"
 
 namespace headwise::inline v0_1 {
 
@@ -87,6 +88,8 @@ struct ScoreFunctionRef {
 
   /// Whether there is none.
   bool absent() const { return function == nullptr; }
+  /// Its parameters [P].
+  In<T, 1> numbers() const { return {values, Shape{parameters}}; }
 };
 
 }  // namespace headwise::inline v0_1
