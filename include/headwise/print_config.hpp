@@ -36,9 +36,9 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("kernels", std::string(name_of(instruction_set())));
+  text += line("kernels", std::string(name_of(instruction_set_here())));
   // Not the kernels' own lanes: to name them here has them compiled wherever this is included.
-  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set()));
+  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set_here()));
   text += line("vectors", std::to_string(bytes / sizeof(float)) + " float, " +
                               std::to_string(bytes / sizeof(double)) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");

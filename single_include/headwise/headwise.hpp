@@ -88,7 +88,8 @@ enum class Path {
 // Data types live in `headwise::v0_1`, whose layout no flag changes. Functions and modules live one
 // namespace deeper, in one that is named after the flags that change what a function compiles to,
 // so that two translation units with different -m or fast-math flags do not share their bodies.
-// (What is shared: the small members of data types.)
+// Flags below -mavx (-msse4.2, -mbmi2) are not among them: all files of a program want the same.
+// (What is shared in any case: the small members of data types.)
 
 #if defined(_MSC_VER)
 #error "headwise needs g++ >= 12 or clang >= 14: its kernels are written in their vector extensions"
@@ -135,9 +136,24 @@ enum class Path {
 #define HEADWISE_CONFIG_ERRORS handler
 #endif
 
+// HEADWISE_VECTOR_BYTES, defined as 64, 32 or 16, leaves a file the kernels for vectors of so many
+// bytes alone (AVX-512, AVX2, generic), for float and double: of a program for machines that are
+// known, two thirds of the compiler's time and of the text.
+#if !defined(HEADWISE_VECTOR_BYTES)
+#define HEADWISE_CONFIG_SETS
+#elif HEADWISE_VECTOR_BYTES == 64
+#define HEADWISE_CONFIG_SETS _only64
+#elif HEADWISE_VECTOR_BYTES == 32
+#define HEADWISE_CONFIG_SETS _only32
+#elif HEADWISE_VECTOR_BYTES == 16
+#define HEADWISE_CONFIG_SETS _only16
+#else
+#error "HEADWISE_VECTOR_BYTES is 64 (AVX-512), 32 (AVX2) or 16"
+#endif
+
 // Compiled as most programs are: what headwise::compiled was compiled for.
 #if defined(__AVX__) || defined(__FMA__) || defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || \
-    !HEADWISE_HAS_EXCEPTIONS
+    !HEADWISE_HAS_EXCEPTIONS || defined(HEADWISE_VECTOR_BYTES)
 #define HEADWISE_CONFIG_PLAIN 0
 #else
 #define HEADWISE_CONFIG_PLAIN 1
@@ -167,11 +183,11 @@ enum class Path {
 #define HEADWISE_X86 0
 #endif
 
-#define HEADWISE_CONFIG_JOIN(a, b, c, d, e) code_##a##_##b##_##c##_##d##_##e
-#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e) HEADWISE_CONFIG_JOIN(a, b, c, d, e)
+#define HEADWISE_CONFIG_JOIN(a, b, c, d, e, f) code_##a##_##b##_##c##_##d##_##e##f
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e, f) HEADWISE_CONFIG_JOIN(a, b, c, d, e, f)
 #define HEADWISE_CODE                                                                        \
   HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
-                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER)
+                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER, HEADWISE_CONFIG_SETS)
 #define HEADWISE_CONFIG_QUOTE(name) #name
 #define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
 #define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
@@ -5844,6 +5860,45 @@ inline InstructionSet instruction_set() {
 
 }  // namespace headwise::inline v0_1
 
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Whether kernels for float and double are compiled for it here: for each, unless
+/// HEADWISE_VECTOR_BYTES says for which alone.
+constexpr bool is_compiled([[maybe_unused]] InstructionSet set) {
+#if defined(HEADWISE_VECTOR_BYTES)
+  return vector_bytes(set) == HEADWISE_VECTOR_BYTES;
+#else
+  return true;
+#endif
+}
+
+/// The instruction set of kernels that are called here: that of the process, or the only one that
+/// is compiled. Throws ArgumentError as choose_instruction_set, where the processor does not run
+/// the only one, and where HEADWISE_SIMD names another.
+inline InstructionSet instruction_set_here() {
+#if defined(HEADWISE_VECTOR_BYTES)
+  static const InstructionSet only = [] {
+    using enum InstructionSet;
+    constexpr InstructionSet set = is_compiled(avx512) ? avx512
+                                   : is_compiled(avx2) ? avx2
+                                                       : generic;
+    require(is_supported(set), "HEADWISE_VECTOR_BYTES", "it is ", HEADWISE_VECTOR_BYTES, ", for ",
+            name_of(set), ", which this processor does not run; it has: ", processor_features());
+    const char* const text = std::getenv("HEADWISE_SIMD");
+    const bool asked = text != nullptr && *text != '\0';
+    require(!asked || choose_instruction_set(text) == set, "HEADWISE_SIMD", "it is ", text,
+            ", expected ", name_of(set), ", the only one of a program with HEADWISE_VECTOR_BYTES ",
+            HEADWISE_VECTOR_BYTES);
+    return set;
+  }();
+  return only;
+#else
+  return instruction_set();
+#endif
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE
+
 // headwise/kernels/kernels.hpp
 // The kernels: matrix products, rows and attention of one head, compiled once for each instruction
 // set and chosen when the program runs. They see pointers and strides; they check, allocate and
@@ -5855,6 +5910,14 @@ inline InstructionSet instruction_set() {
 #define HEADWISE_CONFIG_VECTOR_KERNELS 0
 #else
 #define HEADWISE_CONFIG_VECTOR_KERNELS HEADWISE_X86
+#endif
+#if defined(HEADWISE_VECTOR_BYTES)
+#define HEADWISE_CONFIG_AVX2_KERNELS (HEADWISE_CONFIG_VECTOR_KERNELS && HEADWISE_VECTOR_BYTES == 32)
+#define HEADWISE_CONFIG_AVX512_KERNELS \
+  (HEADWISE_CONFIG_VECTOR_KERNELS && HEADWISE_VECTOR_BYTES == 64)
+#else
+#define HEADWISE_CONFIG_AVX2_KERNELS HEADWISE_CONFIG_VECTOR_KERNELS
+#define HEADWISE_CONFIG_AVX512_KERNELS HEADWISE_CONFIG_VECTOR_KERNELS
 #endif
 
 #if HEADWISE_CONFIG_VECTOR_KERNELS
@@ -14501,6 +14564,22 @@ inline constexpr VectorFunctions<T> vector_functions = {
     .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
+/// These tables, for who chooses a set.
+struct Tables {
+  template <Scalar T>
+  static const Kernels<T>& kernels() {
+    return table<T>;
+  }
+  template <Scalar T>
+  static const ModelKernels<T>& model_kernels() {
+    return model_table<T>;
+  }
+  template <Scalar T>
+  static const VectorFunctions<T>& functions() {
+    return vector_functions<T>;
+  }
+};
+
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // clang-format on
@@ -14509,7 +14588,7 @@ inline constexpr VectorFunctions<T> vector_functions = {
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
 
-#if HEADWISE_CONFIG_VECTOR_KERNELS
+#if HEADWISE_CONFIG_AVX2_KERNELS
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 #define HEADWISE_ISA_BYTES 32
@@ -21999,13 +22078,30 @@ inline constexpr VectorFunctions<T> vector_functions = {
     .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
+struct Tables {
+  template <Scalar T>
+  static const Kernels<T>& kernels() {
+    return table<T>;
+  }
+  template <Scalar T>
+  static const ModelKernels<T>& model_kernels() {
+    return model_table<T>;
+  }
+  template <Scalar T>
+  static const VectorFunctions<T>& functions() {
+    return vector_functions<T>;
+  }
+};
+
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 #undef HEADWISE_ISA
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
 HEADWISE_REGION_END
+#endif
 
+#if HEADWISE_CONFIG_AVX512_KERNELS
 HEADWISE_REGION(HEADWISE_AVX512)
 #define HEADWISE_ISA avx512
 #define HEADWISE_ISA_BYTES 64
@@ -29495,6 +29591,21 @@ inline constexpr VectorFunctions<T> vector_functions = {
     .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
+struct Tables {
+  template <Scalar T>
+  static const Kernels<T>& kernels() {
+    return table<T>;
+  }
+  template <Scalar T>
+  static const ModelKernels<T>& model_kernels() {
+    return model_table<T>;
+  }
+  template <Scalar T>
+  static const VectorFunctions<T>& functions() {
+    return vector_functions<T>;
+  }
+};
+
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 #undef HEADWISE_ISA
@@ -29505,40 +29616,44 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// The kernels of an instruction set. Types other than float and double have the generic ones.
-template <Scalar T>
-const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
+/// of(tables) for the tables of an instruction set. Types other than float and double have the
+/// generic ones. Throws ArgumentError for a set that HEADWISE_VECTOR_BYTES leaves out.
+template <Scalar T, class Of>
+decltype(auto) choose_tables([[maybe_unused]] InstructionSet set, const Of& of) {
   if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::table<T>;
-    if (set == InstructionSet::avx2) return avx2::table<T>;
-  }
+#if HEADWISE_CONFIG_AVX512_KERNELS
+    if (set == InstructionSet::avx512) return of(avx512::Tables());
 #endif
-  return generic::table<T>;
+#if HEADWISE_CONFIG_AVX2_KERNELS
+    if (set == InstructionSet::avx2) return of(avx2::Tables());
+#endif
+  }
+  if constexpr (simd::vectorised<T> && !is_compiled(InstructionSet::generic)) {
+    raise<ArgumentError>("kernels_of: the instruction set is ", name_of(set),
+                         ", expected the one of HEADWISE_VECTOR_BYTES");
+  } else {
+    return of(generic::Tables());
+  }
 }
 
+/// The kernels of an instruction set.
+template <Scalar T>
+const Kernels<T>& kernels_of(InstructionSet set) {
+  return choose_tables<T>(
+      set, [](auto tables) -> const Kernels<T>& { return tables.template kernels<T>(); });
+}
 /// What a model has around attention, likewise.
 template <Scalar T>
-const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
-  if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::model_table<T>;
-    if (set == InstructionSet::avx2) return avx2::model_table<T>;
-  }
-#endif
-  return generic::model_table<T>;
+const ModelKernels<T>& model_kernels_of(InstructionSet set) {
+  return choose_tables<T>(set, [](auto tables) -> const ModelKernels<T>& {
+    return tables.template model_kernels<T>();
+  });
 }
-
 /// Functions of numbers, likewise.
 template <Scalar T>
-const VectorFunctions<T>& vector_functions_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
-  if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::vector_functions<T>;
-    if (set == InstructionSet::avx2) return avx2::vector_functions<T>;
-  }
-#endif
-  return generic::vector_functions<T>;
+const VectorFunctions<T>& vector_functions_of(InstructionSet set) {
+  return choose_tables<T>(
+      set, [](auto tables) -> const VectorFunctions<T>& { return tables.template functions<T>(); });
 }
 
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
@@ -29553,7 +29668,7 @@ extern template const VectorFunctions<double>& vector_functions_of<double>(Instr
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>
 const Kernels<T>& kernels_here() {
-  return kernels_of<T>(instruction_set());
+  return kernels_of<T>(instruction_set_here());
 }
 /// The same, with products as they are asked for.
 template <Scalar T>
@@ -29571,7 +29686,7 @@ const Kernels<T>& kernels_for(const Context& context) {
 }
 template <Scalar T>
 const ModelKernels<T>& model_kernels_here() {
-  return model_kernels_of<T>(instruction_set());
+  return model_kernels_of<T>(instruction_set_here());
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels
@@ -38330,12 +38445,16 @@ class MaskFunction {
   operator MaskFunctionRef() const& {
     constexpr auto bounds = std::same_as<B, AllKeys> ? nullptr : &bounds_of;
 #if HEADWISE_X86
-    const InstructionSet set = instruction_set();
-    if (set == InstructionSet::avx512) {
-      return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+    const InstructionSet set = instruction_set_here();
+    if constexpr (is_compiled(InstructionSet::avx512)) {
+      if (set == InstructionSet::avx512) {
+        return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+      }
     }
-    if (set == InstructionSet::avx2) {
-      return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+    if constexpr (is_compiled(InstructionSet::avx2)) {
+      if (set == InstructionSet::avx2) {
+        return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+      }
     }
 #endif
     return {this, &mask_functions::generic::hide<MaskFunction>, bounds};
@@ -38441,16 +38560,20 @@ class ScoreFunction {
   /// A view for a call's options: this must outlive the call, and its backward too.
   operator ScoreFunctionRef<T>() const& {
 #if HEADWISE_X86
-    const InstructionSet set = instruction_set();
-    if (simd_type && set == InstructionSet::avx512) {
-      return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
-              &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
-              &score_functions::avx512::add_flows<T, ScoreFunction>};
+    const InstructionSet set = instruction_set_here();
+    if constexpr (simd_type && is_compiled(InstructionSet::avx512)) {
+      if (set == InstructionSet::avx512) {
+        return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
+                &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
+                &score_functions::avx512::add_flows<T, ScoreFunction>};
+      }
     }
-    if (simd_type && set == InstructionSet::avx2) {
-      return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
-              &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
-              &score_functions::avx2::add_flows<T, ScoreFunction>};
+    if constexpr (simd_type && is_compiled(InstructionSet::avx2)) {
+      if (set == InstructionSet::avx2) {
+        return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
+                &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
+                &score_functions::avx2::add_flows<T, ScoreFunction>};
+      }
     }
 #endif
     return {this, parameters, &score_functions::generic::change<T, ScoreFunction>,
@@ -66399,7 +66522,7 @@ template <std::same_as<float> T = float>
 Products bf16_products(Bf16Unit unit = bf16_unit()) {
   require(is_supported(unit), "bf16_products", "the unit is ", name_of(unit),
           ", which this processor does not have");
-  return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
+  return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set_here()));
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE
@@ -78262,9 +78385,9 @@ inline std::string format_config() {
   text += line("Eigen", dotted(EIGEN_WORLD_VERSION, EIGEN_MAJOR_VERSION, EIGEN_MINOR_VERSION));
 #endif
   text += line("flags", HEADWISE_CODE_NAME);
-  text += line("kernels", std::string(name_of(instruction_set())));
+  text += line("kernels", std::string(name_of(instruction_set_here())));
   // Not the kernels' own lanes: to name them here has them compiled wherever this is included.
-  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set()));
+  const auto bytes = static_cast<std::size_t>(vector_bytes(instruction_set_here()));
   text += line("vectors", std::to_string(bytes / sizeof(float)) + " float, " +
                               std::to_string(bytes / sizeof(double)) + " double");
   text += line("alignment", std::to_string(storage_alignment) + " bytes");

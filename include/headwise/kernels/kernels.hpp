@@ -30,6 +30,14 @@
 #else
 #define HEADWISE_CONFIG_VECTOR_KERNELS HEADWISE_X86
 #endif
+#if defined(HEADWISE_VECTOR_BYTES)
+#define HEADWISE_CONFIG_AVX2_KERNELS (HEADWISE_CONFIG_VECTOR_KERNELS && HEADWISE_VECTOR_BYTES == 32)
+#define HEADWISE_CONFIG_AVX512_KERNELS \
+  (HEADWISE_CONFIG_VECTOR_KERNELS && HEADWISE_VECTOR_BYTES == 64)
+#else
+#define HEADWISE_CONFIG_AVX2_KERNELS HEADWISE_CONFIG_VECTOR_KERNELS
+#define HEADWISE_CONFIG_AVX512_KERNELS HEADWISE_CONFIG_VECTOR_KERNELS
+#endif
 
 #if HEADWISE_CONFIG_VECTOR_KERNELS
 #include <immintrin.h>
@@ -121,7 +129,7 @@ struct VectorFunctions {
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
 
-#if HEADWISE_CONFIG_VECTOR_KERNELS
+#if HEADWISE_CONFIG_AVX2_KERNELS
 HEADWISE_REGION(HEADWISE_AVX2)
 #define HEADWISE_ISA avx2
 #define HEADWISE_ISA_BYTES 32
@@ -131,7 +139,9 @@ HEADWISE_REGION(HEADWISE_AVX2)
 #undef HEADWISE_ISA_BYTES
 #undef HEADWISE_ISA_PAIRS
 HEADWISE_REGION_END
+#endif
 
+#if HEADWISE_CONFIG_AVX512_KERNELS
 HEADWISE_REGION(HEADWISE_AVX512)
 #define HEADWISE_ISA avx512
 #define HEADWISE_ISA_BYTES 64
@@ -145,40 +155,44 @@ HEADWISE_REGION_END
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels {
 
-/// The kernels of an instruction set. Types other than float and double have the generic ones.
-template <Scalar T>
-const Kernels<T>& kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
+/// of(tables) for the tables of an instruction set. Types other than float and double have the
+/// generic ones. Throws ArgumentError for a set that HEADWISE_VECTOR_BYTES leaves out.
+template <Scalar T, class Of>
+decltype(auto) choose_tables([[maybe_unused]] InstructionSet set, const Of& of) {
   if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::table<T>;
-    if (set == InstructionSet::avx2) return avx2::table<T>;
-  }
+#if HEADWISE_CONFIG_AVX512_KERNELS
+    if (set == InstructionSet::avx512) return of(avx512::Tables());
 #endif
-  return generic::table<T>;
+#if HEADWISE_CONFIG_AVX2_KERNELS
+    if (set == InstructionSet::avx2) return of(avx2::Tables());
+#endif
+  }
+  if constexpr (simd::vectorised<T> && !is_compiled(InstructionSet::generic)) {
+    raise<ArgumentError>("kernels_of: the instruction set is ", name_of(set),
+                         ", expected the one of HEADWISE_VECTOR_BYTES");
+  } else {
+    return of(generic::Tables());
+  }
 }
 
+/// The kernels of an instruction set.
+template <Scalar T>
+const Kernels<T>& kernels_of(InstructionSet set) {
+  return choose_tables<T>(
+      set, [](auto tables) -> const Kernels<T>& { return tables.template kernels<T>(); });
+}
 /// What a model has around attention, likewise.
 template <Scalar T>
-const ModelKernels<T>& model_kernels_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
-  if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::model_table<T>;
-    if (set == InstructionSet::avx2) return avx2::model_table<T>;
-  }
-#endif
-  return generic::model_table<T>;
+const ModelKernels<T>& model_kernels_of(InstructionSet set) {
+  return choose_tables<T>(set, [](auto tables) -> const ModelKernels<T>& {
+    return tables.template model_kernels<T>();
+  });
 }
-
 /// Functions of numbers, likewise.
 template <Scalar T>
-const VectorFunctions<T>& vector_functions_of([[maybe_unused]] InstructionSet set) {
-#if HEADWISE_CONFIG_VECTOR_KERNELS
-  if constexpr (simd::vectorised<T>) {
-    if (set == InstructionSet::avx512) return avx512::vector_functions<T>;
-    if (set == InstructionSet::avx2) return avx2::vector_functions<T>;
-  }
-#endif
-  return generic::vector_functions<T>;
+const VectorFunctions<T>& vector_functions_of(InstructionSet set) {
+  return choose_tables<T>(
+      set, [](auto tables) -> const VectorFunctions<T>& { return tables.template functions<T>(); });
 }
 
 #if HEADWISE_USES_COMPILED || defined(HEADWISE_EXTERN_KERNELS)
@@ -193,7 +207,7 @@ extern template const VectorFunctions<double>& vector_functions_of<double>(Instr
 /// Those of this process. Throws ArgumentError where HEADWISE_SIMD asks for what cannot be had.
 template <Scalar T>
 const Kernels<T>& kernels_here() {
-  return kernels_of<T>(instruction_set());
+  return kernels_of<T>(instruction_set_here());
 }
 /// The same, with products as they are asked for.
 template <Scalar T>
@@ -211,7 +225,7 @@ const Kernels<T>& kernels_for(const Context& context) {
 }
 template <Scalar T>
 const ModelKernels<T>& model_kernels_here() {
-  return model_kernels_of<T>(instruction_set());
+  return model_kernels_of<T>(instruction_set_here());
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels

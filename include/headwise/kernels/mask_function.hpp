@@ -48,12 +48,16 @@ class MaskFunction {
   operator MaskFunctionRef() const& {
     constexpr auto bounds = std::same_as<B, AllKeys> ? nullptr : &bounds_of;
 #if HEADWISE_X86
-    const InstructionSet set = instruction_set();
-    if (set == InstructionSet::avx512) {
-      return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+    const InstructionSet set = instruction_set_here();
+    if constexpr (is_compiled(InstructionSet::avx512)) {
+      if (set == InstructionSet::avx512) {
+        return {this, &mask_functions::avx512::hide<MaskFunction>, bounds};
+      }
     }
-    if (set == InstructionSet::avx2) {
-      return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+    if constexpr (is_compiled(InstructionSet::avx2)) {
+      if (set == InstructionSet::avx2) {
+        return {this, &mask_functions::avx2::hide<MaskFunction>, bounds};
+      }
     }
 #endif
     return {this, &mask_functions::generic::hide<MaskFunction>, bounds};

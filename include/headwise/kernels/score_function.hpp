@@ -64,16 +64,20 @@ class ScoreFunction {
   /// A view for a call's options: this must outlive the call, and its backward too.
   operator ScoreFunctionRef<T>() const& {
 #if HEADWISE_X86
-    const InstructionSet set = instruction_set();
-    if (simd_type && set == InstructionSet::avx512) {
-      return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
-              &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
-              &score_functions::avx512::add_flows<T, ScoreFunction>};
+    const InstructionSet set = instruction_set_here();
+    if constexpr (simd_type && is_compiled(InstructionSet::avx512)) {
+      if (set == InstructionSet::avx512) {
+        return {this, parameters, &score_functions::avx512::change<T, ScoreFunction>,
+                &score_functions::avx512::change_with_slopes<T, ScoreFunction>,
+                &score_functions::avx512::add_flows<T, ScoreFunction>};
+      }
     }
-    if (simd_type && set == InstructionSet::avx2) {
-      return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
-              &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
-              &score_functions::avx2::add_flows<T, ScoreFunction>};
+    if constexpr (simd_type && is_compiled(InstructionSet::avx2)) {
+      if (set == InstructionSet::avx2) {
+        return {this, parameters, &score_functions::avx2::change<T, ScoreFunction>,
+                &score_functions::avx2::change_with_slopes<T, ScoreFunction>,
+                &score_functions::avx2::add_flows<T, ScoreFunction>};
+      }
     }
 #endif
     return {this, parameters, &score_functions::generic::change<T, ScoreFunction>,

@@ -26,7 +26,7 @@ template <std::same_as<float> T = float>
 Products bf16_products(Bf16Unit unit = bf16_unit()) {
   require(is_supported(unit), "bf16_products", "the unit is ", name_of(unit),
           ", which this processor does not have");
-  return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set()));
+  return Products(&kernels::bf16_kernels_of<T>(unit, instruction_set_here()));
 }
 
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -64,3 +64,42 @@ inline InstructionSet instruction_set() {
 }
 
 }  // namespace headwise::inline v0_1
+
+namespace headwise::inline v0_1::inline HEADWISE_CODE {
+
+/// Whether kernels for float and double are compiled for it here: for each, unless
+/// HEADWISE_VECTOR_BYTES says for which alone.
+constexpr bool is_compiled([[maybe_unused]] InstructionSet set) {
+#if defined(HEADWISE_VECTOR_BYTES)
+  return vector_bytes(set) == HEADWISE_VECTOR_BYTES;
+#else
+  return true;
+#endif
+}
+
+/// The instruction set of kernels that are called here: that of the process, or the only one that
+/// is compiled. Throws ArgumentError as choose_instruction_set, where the processor does not run
+/// the only one, and where HEADWISE_SIMD names another.
+inline InstructionSet instruction_set_here() {
+#if defined(HEADWISE_VECTOR_BYTES)
+  static const InstructionSet only = [] {
+    using enum InstructionSet;
+    constexpr InstructionSet set = is_compiled(avx512) ? avx512
+                                   : is_compiled(avx2) ? avx2
+                                                       : generic;
+    require(is_supported(set), "HEADWISE_VECTOR_BYTES", "it is ", HEADWISE_VECTOR_BYTES, ", for ",
+            name_of(set), ", which this processor does not run; it has: ", processor_features());
+    const char* const text = std::getenv("HEADWISE_SIMD");
+    const bool asked = text != nullptr && *text != '\0';
+    require(!asked || choose_instruction_set(text) == set, "HEADWISE_SIMD", "it is ", text,
+            ", expected ", name_of(set), ", the only one of a program with HEADWISE_VECTOR_BYTES ",
+            HEADWISE_VECTOR_BYTES);
+    return set;
+  }();
+  return only;
+#else
+  return instruction_set();
+#endif
+}
+
+}  // namespace headwise::inline v0_1::inline HEADWISE_CODE

@@ -3,7 +3,8 @@
 // Data types live in `headwise::v0_1`, whose layout no flag changes. Functions and modules live one
 // namespace deeper, in one that is named after the flags that change what a function compiles to,
 // so that two translation units with different -m or fast-math flags do not share their bodies.
-// (What is shared: the small members of data types.)
+// Flags below -mavx (-msse4.2, -mbmi2) are not among them: all files of a program want the same.
+// (What is shared in any case: the small members of data types.)
 #pragma once
 
 #if defined(_MSC_VER)
@@ -51,9 +52,24 @@
 #define HEADWISE_CONFIG_ERRORS handler
 #endif
 
+// HEADWISE_VECTOR_BYTES, defined as 64, 32 or 16, leaves a file the kernels for vectors of so many
+// bytes alone (AVX-512, AVX2, generic), for float and double: of a program for machines that are
+// known, two thirds of the compiler's time and of the text.
+#if !defined(HEADWISE_VECTOR_BYTES)
+#define HEADWISE_CONFIG_SETS
+#elif HEADWISE_VECTOR_BYTES == 64
+#define HEADWISE_CONFIG_SETS _only64
+#elif HEADWISE_VECTOR_BYTES == 32
+#define HEADWISE_CONFIG_SETS _only32
+#elif HEADWISE_VECTOR_BYTES == 16
+#define HEADWISE_CONFIG_SETS _only16
+#else
+#error "HEADWISE_VECTOR_BYTES is 64 (AVX-512), 32 (AVX2) or 16"
+#endif
+
 // Compiled as most programs are: what headwise::compiled was compiled for.
 #if defined(__AVX__) || defined(__FMA__) || defined(__FAST_MATH__) || __FINITE_MATH_ONLY__ || \
-    !HEADWISE_HAS_EXCEPTIONS
+    !HEADWISE_HAS_EXCEPTIONS || defined(HEADWISE_VECTOR_BYTES)
 #define HEADWISE_CONFIG_PLAIN 0
 #else
 #define HEADWISE_CONFIG_PLAIN 1
@@ -83,11 +99,11 @@
 #define HEADWISE_X86 0
 #endif
 
-#define HEADWISE_CONFIG_JOIN(a, b, c, d, e) code_##a##_##b##_##c##_##d##_##e
-#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e) HEADWISE_CONFIG_JOIN(a, b, c, d, e)
+#define HEADWISE_CONFIG_JOIN(a, b, c, d, e, f) code_##a##_##b##_##c##_##d##_##e##f
+#define HEADWISE_CONFIG_EXPAND(a, b, c, d, e, f) HEADWISE_CONFIG_JOIN(a, b, c, d, e, f)
 #define HEADWISE_CODE                                                                        \
   HEADWISE_CONFIG_EXPAND(HEADWISE_CONFIG_VECTORS, HEADWISE_CONFIG_FMA, HEADWISE_CONFIG_MATH, \
-                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER)
+                         HEADWISE_CONFIG_ERRORS, HEADWISE_CONFIG_COMPILER, HEADWISE_CONFIG_SETS)
 #define HEADWISE_CONFIG_QUOTE(name) #name
 #define HEADWISE_CONFIG_STRING(name) HEADWISE_CONFIG_QUOTE(name)
 #define HEADWISE_CODE_NAME HEADWISE_CONFIG_STRING(HEADWISE_CODE)
