@@ -1701,9 +1701,10 @@ constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed) {
 /// what is drawn under another.
 constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed, std::uint32_t stream,
                                                   std::uint64_t step) {
-  const auto words = philox<10>({static_cast<std::uint32_t>(step),
-                                 static_cast<std::uint32_t>(step >> 32), stream, 0x68656164u},
-                                philox_key(seed));
+  constexpr std::uint32_t keys = 0x68656164;  // "head": apart from what else this seed draws
+  const auto words = philox<10>(
+      {static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32), stream, keys},
+      philox_key(seed));
   return {words[0], words[1]};
 }
 
@@ -1903,7 +1904,7 @@ struct ScoreFunctionRef {
         change(change_scores),
         change_with_slopes(and_slopes),
         add_flows(flows) {}
-  /// Of nothing else.
+  /// Anything else is refused, by a sentence that says what is taken.
   template <class F>
   requires(!MadeForScoresOf<F, T>) ScoreFunctionRef(const F&) {
     static_assert(MadeForScoresOf<F, T>,
@@ -2189,14 +2190,14 @@ struct MaskFunctionRef {
   /// Whether there is none.
   bool absent() const { return function == nullptr; }
 
-  static constexpr int most = 4;  // of one mask
+  static constexpr int max_terms = 4;  // of one mask
 };
 
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first` and whose keys
-  /// from the gap on stand further.
+  /// At most MaskFunctionRef::max_terms, of the head whose pair (0, 0) stands at `first` and whose
+  /// keys from the gap on stand further.
   HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first,
                     const KeyGap& gap)
       : first_(first), gap_(gap) {
@@ -2267,7 +2268,7 @@ class HeadMaskFunctions {
   KeyGap gap_;
   int count_ = 0;
   bool have_bounds_ = false;
-  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::max_terms> functions_{};
 };
 
 }  // namespace headwise::inline v0_1
@@ -2624,7 +2625,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, make(shape, memory, zeros), memory) {}
 
-  /// Elements that have no values yet, for who writes each before it is read. Throws as above.
+  /// Elements without values, for callers that write each before it is read. Throws as above.
   [[gnu::noinline]] static Tensor uninitialized(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     return Tensor(shape, make(shape, memory, no_values), memory);
@@ -3037,7 +3038,7 @@ struct KeyLengths {
 struct PairMask {
   In<bool, 4> pairs;                   // [B or 1, H or 1, L or 1, S or 1]
   bool keep;                           // what `pairs` holds where a pair is visible
-  std::string_view name = "PairMask";  // of who made it, for errors
+  std::string_view name = "PairMask";  // of the function that made it, for errors
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -3049,16 +3050,12 @@ struct BiasMask {
 /// The masks by name. Views are kept, not copied: they must outlive the call, and for training the
 /// backward call too.
 struct Mask {
-  /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) {
-    return {pairs, true, "Mask::keep"};
-  }  // [B, H, L, S] or 1
+  /// True where the query may see the key: [B, H, L, S], or 1 on an axis for all of it.
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true, "Mask::keep"}; }
   /// The same [L, S] for all batches and heads.
-  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }  // [L, S]
-  /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) {
-    return {pairs, false, "Mask::drop"};
-  }  // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }
+  /// True where the query may not see the key: [B, H, L, S], or 1 on an axis for all of it.
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false, "Mask::drop"}; }
   /// The same [L, S] for all batches and heads.
   static PairMask drop(In<bool, 2> pairs) { return drop(all(pairs)); }
   /// True where a key counts: [B, S], for all heads and queries.
@@ -3107,7 +3104,7 @@ struct Mask {
   /// A query sees a key only where a callable of one's own returns true: a view of what
   /// mask_function made of it (kernels/mask_function.hpp).
   static MaskFunctionRef function(const MaskFunctionRef& function) { return function; }
-  /// Of nothing else.
+  /// Anything else is refused, by a sentence that says what is taken.
   template <class F>
   requires(!std::convertible_to<const F&, MaskFunctionRef>) static void function(const F&) {
     static_assert(sizeof(F) == 0,
@@ -3150,7 +3147,7 @@ concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
 template <Scalar T>
 class AttentionMask {
  public:
-  static constexpr int most = 4;  // pair masks and, apart from them, biases
+  static constexpr int max_terms = 4;  // pair masks and, apart from them, biases
 
   /// No mask: every query sees every key.
   AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
@@ -3188,21 +3185,22 @@ class AttentionMask {
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
-    require(pair_count_ < most, "AttentionMask",
-            "keep and drop masks are 5, expected at most 4 (combine some into one tensor)");
+    require(pair_count_ < max_terms, "AttentionMask", "keep and drop masks are ", max_terms + 1,
+            ", expected at most ", max_terms, " (combine some into one tensor)");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
   /// Throws ArgumentError for more than 4 biases.
   void add(const BiasMask<T>& mask) {
-    require(bias_count_ < most, "AttentionMask",
-            "biases are 5, expected at most 4 (add some up into one tensor)");
+    require(bias_count_ < max_terms, "AttentionMask", "biases are ", max_terms + 1,
+            ", expected at most ", max_terms, " (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
   /// Nothing where it views no function. Throws ArgumentError for more than 4.
   void add(const MaskFunctionRef& function) {
     if (function.absent()) return;
-    require(function_count_ < MaskFunctionRef::most, "AttentionMask",
-            "mask functions are 5, expected at most 4 (combine some into one callable)");
+    require(function_count_ < MaskFunctionRef::max_terms, "AttentionMask", "mask functions are ",
+            MaskFunctionRef::max_terms + 1, ", expected at most ", MaskFunctionRef::max_terms,
+            " (combine some into one callable)");
     functions_[static_cast<std::size_t>(function_count_++)] = function;
   }
   /// All terms of another mask, or, where they do not go together, an error and none.
@@ -3228,7 +3226,7 @@ class AttentionMask {
   Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
-  /// They, [B], or empty.
+  /// The key lengths [B], or none.
   std::span<const Index> key_lengths() const { return key_lengths_; }
   /// The documents among the terms, or none given.
   const Documents& documents() const { return documents_; }
@@ -3297,9 +3295,9 @@ class AttentionMask {
   Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
   Documents documents_ = {};
-  std::array<PairMask, most> pairs_{};
-  std::array<BiasMask<T>, most> biases_{};
-  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
+  std::array<PairMask, max_terms> pairs_{};
+  std::array<BiasMask<T>, max_terms> biases_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::max_terms> functions_{};
 };
 
 }  // namespace headwise::inline v0_1
@@ -3364,7 +3362,7 @@ class HeadVisibility {
 
   /// The keys that query i does not see between the first ones, which its window keeps, and the
   /// window. Both ends grow with i.
-  KeyRange gap(Index i) const {
+  KeyRange hidden_between(Index i) const {
     if (first_keys_ == 0) return {0, 0};
     const Index begin = first_end(i);
     return {begin, std::max<Index>(begin, reach(i).begin)};
@@ -3392,7 +3390,7 @@ class HeadVisibility {
   /// How many keys causality, window, length, documents and bounds leave to query i.
   Index count(Index i) const {
     const KeyRange keys = own_range(i);
-    return keys.size() - gap(i).in(keys).size();
+    return keys.size() - hidden_between(i).in(keys).size();
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
@@ -3403,9 +3401,9 @@ class HeadVisibility {
   }
 
   /// The keys that are in the gap of each of the queries first ... first + count - 1.
-  KeyRange gap(Index first, Index count) const {
-    const Index begin = gap(first + count - 1).begin;
-    return {begin, std::max<Index>(begin, gap(first).end)};
+  KeyRange hidden_between(Index first, Index count) const {
+    const Index begin = hidden_between(first + count - 1).begin;
+    return {begin, std::max<Index>(begin, hidden_between(first).end)};
   }
 
   /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
@@ -3413,7 +3411,7 @@ class HeadVisibility {
     KeyRange keys = range(first, count);
     if (has_bounds()) keys = functions_.between_bounds(first, count, keys);
     if (first_keys_ == 0) return {keys, size, {0, 0}};
-    const KeyRange hidden = gap(first, count);
+    const KeyRange hidden = hidden_between(first, count);
     if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
     if (keys.end <= keys.begin) return {{0, 0}, size, {0, 0}};
     if (hidden.begin <= keys.begin) {
@@ -3428,7 +3426,7 @@ class HeadVisibility {
   /// range, its gap and bounds leave.
   bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
-    const KeyRange hidden{gap(first).begin, gap(last).end};
+    const KeyRange hidden{hidden_between(first).begin, hidden_between(last).end};
     return !has_bounds() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
            hidden.in(keys).size() == 0;
   }
@@ -3443,7 +3441,7 @@ class HeadVisibility {
   /// Whether there are keep and drop masks, or mask functions, among them.
   bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
   /// Whether a query may have a gap in its range.
-  bool has_gaps() const { return first_keys_ != 0; }
+  bool has_hidden_between() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   int bias_count() const { return bias_count_; }
   /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
@@ -3475,7 +3473,8 @@ class HeadVisibility {
   /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
   /// hides it.
   bool kept(Index i, Index j) const {
-    if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
+    if (const KeyRange hidden = hidden_between(i); j >= hidden.begin && j < hidden.end)
+      return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
@@ -3488,7 +3487,7 @@ class HeadVisibility {
   /// The same of all of a run of keys, a byte each.
   void kept(Index i, KeyRange keys, std::uint8_t* bytes) const {
     std::fill_n(bytes, keys.size(), std::uint8_t{1});
-    const KeyRange hidden = gap(i).in(keys);
+    const KeyRange hidden = hidden_between(i).in(keys);
     if (hidden.size() > 0) {
       std::fill_n(bytes + (hidden.begin - keys.begin), hidden.size(), std::uint8_t{0});
     }
@@ -3586,8 +3585,8 @@ class HeadVisibility {
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
-  std::array<PairPlane, AttentionMask<T>::most> pairs_{};
-  std::array<Plane<T>, AttentionMask<T>::most> biases_{};
+  std::array<PairPlane, AttentionMask<T>::max_terms> pairs_{};
+  std::array<Plane<T>, AttentionMask<T>::max_terms> biases_{};
 };
 
 HEADWISE_STRICT_MATH_END
@@ -3625,22 +3624,22 @@ struct HeadScore {
   // processor takes 131 ns to go from a kernel's vectors to such code and back (Xeon, model 167).
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
-  HEADWISE_INLINE bool changes() const { return caps() || by_distance() || calls(); }
+  HEADWISE_INLINE bool changes() const { return has_softcap() || by_distance() || has_function(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
-  HEADWISE_INLINE bool returns() const { return caps() || calls(); }
+  HEADWISE_INLINE bool has_slope() const { return has_softcap() || has_function(); }
   /// Whether the user's function is called.
-  HEADWISE_INLINE bool calls() const { return !function.absent(); }
+  HEADWISE_INLINE bool has_function() const { return !function.absent(); }
   /// Whether it may make scores -infinity, all those of a query too.
-  HEADWISE_INLINE bool may_leave_nothing() const { return calls() || table != nullptr; }
+  HEADWISE_INLINE bool may_leave_nothing() const { return has_function() || table != nullptr; }
   /// Whether scores are capped.
-  HEADWISE_INLINE bool caps() const { return softcap != T(0); }
+  HEADWISE_INLINE bool has_softcap() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
   HEADWISE_INLINE bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
   HEADWISE_INLINE bool sink_counts() const {
     return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4));
   }
-  /// It, or null where there is none.
+  /// The sink's logit where it takes weight, else null.
   HEADWISE_INLINE const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
   Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
@@ -3667,7 +3666,7 @@ struct HeadScore {
   }
   /// The changed score of a pair, from scale q k^T, before biases of pairs and the user's function.
   T operator()(const T& s, Index i, Index j) const {
-    T changed = caps() ? cap(s) : s;
+    T changed = has_softcap() ? cap(s) : s;
     if (alibi) changed = changed - slope * magnitude(distance(i, j));
     if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
     return changed;
@@ -3678,13 +3677,13 @@ struct HeadScore {
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {
-    if (calls()) function.change(function.function, run(i, j, 0, 1, 1), &s);
+    if (has_function()) function.change(function.function, run(i, j, 0, 1, 1), &s);
     return s;
   }
   /// Operations that this costs a pair, forward: quotient, tanh and product; product and
   /// difference; sum.
   HEADWISE_INLINE std::int64_t operations() const {
-    return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
+    return (has_softcap() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
   }
 };
 
@@ -3817,7 +3816,8 @@ struct ScoreFlows {
   Row<T> table = {};     // [2 reach + 1]: into the biases by distance
   Row<T> sink = {};      // one number: into the sink's logit
   Row<T> function = {};  // [P]: into the parameters of the user's function
-  Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
+  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] =
+      {};  // [L, S] each, steps 0 where shared
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
   /// Whether what flows into a score is added to something, pair by pair.
@@ -3874,15 +3874,16 @@ struct FlashHead {
 /// back through what changed the scores.
 template <class T>
 constexpr std::int64_t backward_extras(const AttentionHead<T>& head) {
-  return forward_extras(head) + (head.dropout.active() ? 1 : 0) + (head.score.caps() ? 4 : 0);
+  return forward_extras(head) + (head.dropout.active() ? 1 : 0) +
+         (head.score.has_softcap() ? 4 : 0);
 }
 
 /// And of the readable backward: where scores are needed again they are formed without their scale,
 /// capped with it, and the cap's slope taken.
 template <class T>
 constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
-  return (head.dropout.active() ? 2 : 0) + (head.score.returns() ? 2 * head.d : 0) +
-         (head.score.caps() ? 8 : 0);
+  return (head.dropout.active() ? 2 : 0) + (head.score.has_slope() ? 2 * head.d : 0) +
+         (head.score.has_softcap() ? 8 : 0);
 }
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its
@@ -3911,7 +3912,8 @@ struct LayerNormRows {
   Row<T> mean, rstd;  // [N]
 };
 
-/// Its gradients. gamma, dgamma and dbeta may be null; of rms norm, mean and dbeta are.
+/// The gradients of a norm of rows. gamma, dgamma and dbeta may be null; of rms norm, mean and
+/// dbeta are.
 template <class T>
 struct LayerNormBackwardRows {
   Matrix<const T> dy, x;  // [N, D]
@@ -4726,7 +4728,7 @@ struct CrossEntropyRows {
   Row<T> lse;            // [N]
 };
 
-/// Its gradients.
+/// The gradients of the losses.
 template <class T>
 struct CrossEntropyBackwardRows {
   Matrix<const T> logits;  // [N, V]
@@ -4746,7 +4748,7 @@ struct ActivationRows {
   Matrix<T> y;            // [N, F]; may be x or up
 };
 
-/// Its gradients. up and d_up may be null, together.
+/// The gradients of an activation of rows. up and d_up may be null, together.
 template <class T>
 struct ActivationBackwardRows {
   Activation which;
@@ -5046,7 +5048,7 @@ class ThreadPool {
   /// cannot be started.
   explicit ThreadPool(Index threads) {
     require(threads >= 1 && threads <= max_threads, "ThreadPool", "threads is ", threads,
-            ", expected 1 to 65536");
+            ", expected 1 to ", max_threads);
     // Where threads outnumber cores, one that spins takes the core of one that works.
     const Index cores = std::thread::hardware_concurrency();
     spin_ = cores == 0 || threads <= cores ? spin_time : 0;
@@ -5199,8 +5201,8 @@ inline Index threads_asked_for(const char* value) {
   const auto read = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool whole = read.ec == std::errc() && read.ptr == text.data() + text.size();
   require(whole && threads >= 1 && threads <= max_threads, "num_threads",
-          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text,
-          ", expected 1 to 65536 (environment)");
+          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text, ", expected 1 to ",
+          max_threads, " (environment)");
   return threads;
 }
 
@@ -5226,7 +5228,7 @@ inline Index num_threads() {
 /// be started; then nothing has changed.
 inline void set_num_threads(Index threads) {
   require(threads >= 1 && threads <= max_threads, "set_num_threads", "threads is ", threads,
-          ", expected 1 to 65536");
+          ", expected 1 to ", max_threads);
   if (detail::default_threads == threads) return;
   std::shared_ptr<ThreadPool> pool;
   if (threads > 1) pool = std::make_shared<ThreadPool>(threads);
@@ -9253,7 +9255,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   /// Whether the whole piece from n on is visible.
@@ -9271,7 +9273,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -9647,7 +9649,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -9657,7 +9659,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -9666,9 +9668,9 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   }
 }
 
-/// return_cap_row by vectors.
+/// cap_row_backward by vectors.
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -9695,9 +9697,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 /// flow [S], 0 where hidden, times the slopes of the softcap at the scores of raw = q k^T, in
 /// place.
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -9816,13 +9818,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 /// the gradients of what made them, and becomes what flows into its unscaled scores. raw [L, S] are
 /// these, q k^T.
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -9841,7 +9843,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -9935,7 +9937,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
   // 4d dropout, 4c softmax, 4b biases and softcap, 4a scale
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -9948,7 +9950,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   // 4a dq = ds k,  dk = ds^T q
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
@@ -10200,11 +10202,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   /// The range of each query as the rules say it, and how many pairs there are.
@@ -10214,7 +10216,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -10306,7 +10308,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -10743,7 +10745,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -10757,7 +10759,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -10775,7 +10777,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -11429,7 +11431,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -11445,7 +11447,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -11486,8 +11488,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 /// scores. On its way down to s it is added to the gradients of the user's parameters and of
 /// biases, by distance to the scratch's sums.
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -11500,7 +11502,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -11509,7 +11511,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -11878,7 +11880,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 /// Steps 4a and 4e downwards of n queries from r on and a panel of keys from c on, s = scale q k^T
@@ -14072,7 +14075,7 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.gap(query(r));
+      const KeyRange gap = head.visibility.hidden_between(query(r));
       pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
@@ -14083,7 +14086,9 @@ struct DecodeRows {
     return pairs;
   }
   /// Whether there are masks or biases of pairs, or gaps behind the first keys.
-  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
+  bool masked() const {
+    return head.visibility.has_pair_masks() || head.visibility.has_hidden_between();
+  }
   /// Whether masks hide keys from row r between the first and the last that it sees.
   bool hides(Index r) const { return masked() && mask.hides(r); }
   /// The keys behind a block, to be asked for: of transposed ones, as many numbers in one piece.
@@ -14119,7 +14124,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
-  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.has_softcap()) cap_vectors<T>(score, s, filled);
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
@@ -14131,7 +14136,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
     add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
                         [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
   }
-  if (score.calls() && seen.size() > 0) {
+  if (score.has_function() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
   }
@@ -14564,7 +14569,7 @@ inline constexpr VectorFunctions<T> vector_functions = {
     .logs_of = &simd::HEADWISE_ISA::logs_of<T>,
 };
 
-/// These tables, for who chooses a set.
+/// These tables under one name, of which choose_tables takes one.
 struct Tables {
   template <Scalar T>
   static const Kernels<T>& kernels() {
@@ -17379,7 +17384,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -17394,7 +17399,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -17732,7 +17737,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -17742,7 +17747,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -17752,7 +17757,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -17777,9 +17782,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -17878,13 +17883,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -17903,7 +17908,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -17983,7 +17988,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -17996,7 +18001,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -18211,11 +18216,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -18224,7 +18229,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -18305,7 +18310,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -18681,7 +18686,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -18693,7 +18698,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -18710,7 +18715,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -19281,7 +19286,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -19297,7 +19302,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -19333,8 +19338,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -19347,7 +19352,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -19356,7 +19361,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -19684,7 +19689,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -21629,7 +21635,7 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.gap(query(r));
+      const KeyRange gap = head.visibility.hidden_between(query(r));
       pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
@@ -21639,7 +21645,9 @@ struct DecodeRows {
     none = within == 0;
     return pairs;
   }
-  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
+  bool masked() const {
+    return head.visibility.has_pair_masks() || head.visibility.has_hidden_between();
+  }
   bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
@@ -21669,7 +21677,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
-  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.has_softcap()) cap_vectors<T>(score, s, filled);
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
@@ -21681,7 +21689,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
     add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
                         [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
   }
-  if (score.calls() && seen.size() > 0) {
+  if (score.has_function() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
   }
@@ -24892,7 +24900,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -24907,7 +24915,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -25245,7 +25253,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -25255,7 +25263,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -25265,7 +25273,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -25290,9 +25298,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -25391,13 +25399,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -25416,7 +25424,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -25496,7 +25504,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -25509,7 +25517,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -25724,11 +25732,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -25737,7 +25745,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -25818,7 +25826,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -26194,7 +26202,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -26206,7 +26214,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -26223,7 +26231,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -26794,7 +26802,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -26810,7 +26818,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -26846,8 +26854,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -26860,7 +26868,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -26869,7 +26877,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -27197,7 +27205,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -29142,7 +29151,7 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.gap(query(r));
+      const KeyRange gap = head.visibility.hidden_between(query(r));
       pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
@@ -29152,7 +29161,9 @@ struct DecodeRows {
     none = within == 0;
     return pairs;
   }
-  bool masked() const { return head.visibility.has_pair_masks() || head.visibility.has_gaps(); }
+  bool masked() const {
+    return head.visibility.has_pair_masks() || head.visibility.has_hidden_between();
+  }
   bool hides(Index r) const { return masked() && mask.hides(r); }
   RowsAhead<U> keys_behind(const DecodeBlock& block) const {
     if (head.key_blocks == 0) return behind(block, head.template keys<U>(), head.d);
@@ -29182,7 +29193,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
   using S = Simd<T>;
   static_assert(KeyGap::block % DecodeTile<T>::keys == 0);  // keys are on one side of the gap
   const Index filled = round_up(block.n, S::width);
-  if (score.caps()) cap_vectors<T>(score, s, filled);
+  if (score.has_softcap()) cap_vectors<T>(score, s, filled);
   if (score.by_distance()) {
     T line[std::size_t{DecodeTile<T>::keys}];
     fill_distances<T>(score, score.distance(i, block.j0), 1, filled, line);
@@ -29194,7 +29205,7 @@ void change_decoded(const HeadScore<T>& score, const HeadVisibility<T>& rules, I
     add_bias_of_keys<T>(bias_of<T>(rules, n).from(i, block.j0), seen, s,
                         [](Index, const auto&) HEADWISE_ALWAYS_INLINE {});
   }
-  if (score.calls() && seen.size() > 0) {
+  if (score.has_function() && seen.size() > 0) {
     score.function.change(score.function.function,
                           score.run(i, block.j0 + seen.begin, 0, 1, seen.size()), s + seen.begin);
   }
@@ -29750,7 +29761,7 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 /// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
 /// from those of the longest sequence; where keys are rows of their own, behind the queries.
 template <class T>
-std::int64_t turns_bytes(const AttentionShape& s) {
+std::int64_t rotations_bytes(const AttentionShape& s) {
   std::int64_t positions = std::max<Index>(s.seq_len, s.S());
   if (s.packed()) {
     positions = s.seq_len + longest_of(s.query_starts);
@@ -29901,7 +29912,7 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
     stages.round("projections in 16 bits", saved.projections);
     stages.add("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
   }
-  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::rotations_bytes<T>(s));
   stages.round("heads in 16 bits", s.qk_norm ? saved.normed : saved.projections);
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   stages.add("attention", N * s.context_width() + (flash ? lse : weights),
@@ -29942,7 +29953,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   const std::int64_t projected = s.self_attention() ? N * width : N * qw + M * (kw + vw);
   stages.add("attention", projected + s.num_heads * s.own_scores(),
              detail::attention_backward_bytes<T>(run, workers, s, flash));
-  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::rotations_bytes<T>(s));
   if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
     stages.add("projections", 0, product(N, D, width));
@@ -31565,13 +31576,13 @@ HEADWISE_STRICT_MATH_END
 /// Whether T is a Dual.
 template <class T>
 inline constexpr bool is_dual = false;
-/// It is one.
+/// True for Dual<T>.
 template <class T>
 inline constexpr bool is_dual<Dual<T>> = true;
 
 }  // namespace headwise::inline v0_1
 
-/// Those of the values, as constants.
+/// The limits of T, as dual numbers that do not vary.
 template <class T>
 class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
   using Number = headwise::Dual<T>;
@@ -32393,7 +32404,7 @@ struct ScoreGradients {
   /// [P], of the parameters of a function of one's own, in memory apart from them.
   InOut<T, 1> d_function = {};
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
-  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
+  std::array<InOut<T, 4>, AttentionMask<T>::max_terms> d_biases = {};
 
   /// f(view) for each, those that are not asked for too.
   template <class F>
@@ -32473,9 +32484,10 @@ bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
   return true;
 }
 
-/// Whether the row of x that begins at `at` holds numbers alone, which rounding to bf16 leaves so.
+/// Whether the row of x that begins at `at` is finite, and stays so where it is rounded to bf16:
+/// below half of the greatest number.
 template <class T, class U, int R>
-bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
+bool row_is_finite(const In<U, R>& x, const Shape<R>& at) {
   if (x.extent(R - 1) == 0) return true;
   const T most = (std::numeric_limits<T>::max)() / T(2), least = T(0) - most;
   const U* const from = x.data() + x.offset(at);
@@ -32487,10 +32499,10 @@ bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
   return true;
 }
 
-/// Whether x is sure to hold numbers alone, of which products make numbers: found out by vectors.
+/// Whether x is sure to be finite, and to make finite products: found out by vectors.
 /// (Query by query, those without a part in the loss alone, it took 3 to 20 % of backward.)
 template <class T, class U, int R>
-bool surely_of_numbers(const In<U, R>& x, const Context& context) {
+bool surely_finite(const In<U, R>& x, const Context& context) {
   if (x.size() == 0) return true;
   if constexpr (!std::same_as<T, U>) {
     return false;
@@ -32539,29 +32551,31 @@ bool all_below_infinity(const In<T, R>& lse) {
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
-class FlashWithoutIdle {
+class FlashInputsWithoutIdle {
  public:
   /// Of d_o [.., dv]. Throws std::bad_alloc.
-  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
-                   const ScoreOptions<T>& score, const Context& context)
+  FlashInputsWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
+                         const ScoreOptions<T>& score, const Context& context)
       : q(given_q), lse(given_lse) {
-    const bool hides = may_bound_infinities(score) && !surely_of_numbers<T>(given_q, context);
-    if (hides || !all_below_infinity(given_lse)) look(d_o, hides, context.memory);
+    const bool lse_may_hide = may_bound_infinities(score) && !surely_finite<T>(given_q, context);
+    if (lse_may_hide || !all_below_infinity(given_lse)) {
+      clear_idle(d_o, lse_may_hide, context.memory);
+    }
   }
-  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
-  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+  FlashInputsWithoutIdle(const FlashInputsWithoutIdle&) = delete;
+  FlashInputsWithoutIdle& operator=(const FlashInputsWithoutIdle&) = delete;
 
  private:
-  [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, bool hides,
-                                         std::pmr::memory_resource* memory) {
+  [[gnu::cold, gnu::noinline]] void clear_idle(const In<U, R>& d_o, bool lse_may_hide,
+                                               std::pmr::memory_resource* memory) {
     const T most = (std::numeric_limits<T>::max)();
     const In<T, R> given = lse;
     const In<U, R> of_query = q;
     for_each_row(given.shape(), [&](const Shape<R>& at) {
       const T* const of_row = given.data() + given.offset(at);
-      const bool shows = !(of_row[0] < most && of_row[given.stride(R - 1)] < most);
-      if (!(shows || hides) || !is_idle<T>(d_o, at)) return;
-      if (!shows && is_of_numbers<T>(of_query, at)) return;
+      const bool lse_shows = !(of_row[0] < most && of_row[given.stride(R - 1)] < most);
+      if (!(lse_shows || lse_may_hide) || !is_idle<T>(d_o, at)) return;
+      if (!lse_shows && row_is_finite<T>(of_query, at)) return;
       if (lse_.absent()) {
         q = q_ = contiguous(q, memory);
         lse = lse_ = contiguous(lse, memory);
@@ -32581,11 +32595,12 @@ class FlashWithoutIdle {
 
 /// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
 template <class T>
-class AttentionWithoutIdle {
+class AttentionInputsWithoutIdle {
  public:
   /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
-  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
-                       const In<T, 4>& given_weights, const Context& context)
+  AttentionInputsWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o,
+                             const In<T, 4>& given_q, const In<T, 4>& given_weights,
+                             const Context& context)
       : q(given_q), weights(given_weights) {
     if (given_weights.size() == 0) return;
     for_each_row(d_o.shape(), [&](const Shape<4>& at) {
@@ -32593,11 +32608,11 @@ class AttentionWithoutIdle {
       const T* const of_row = given_weights.data() + given_weights.offset(at);
       const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
       const bool numbers = run.all_finite(row, 1, given_weights.extent(3));
-      if (!numbers || !is_of_numbers<T>(given_q, at)) clear(at, context.memory);
+      if (!numbers || !row_is_finite<T>(given_q, at)) clear(at, context.memory);
     });
   }
-  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
-  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
+  AttentionInputsWithoutIdle(const AttentionInputsWithoutIdle&) = delete;
+  AttentionInputsWithoutIdle& operator=(const AttentionInputsWithoutIdle&) = delete;
 
  private:
   [[gnu::cold, gnu::noinline]] void clear(const Shape<4>& at, std::pmr::memory_resource* memory) {
@@ -32722,7 +32737,7 @@ struct AttentionOptions {
   /// forward calls without dropout.
   KeyGap gap = {};
 
-  static constexpr Index most = Index{1} << 62;  // that a part may be away from the whole's first
+  static constexpr Index farthest = Index{1} << 62;  // that a part may be from the whole's first
 
   /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
   void require_in_range(std::string_view function) const {
@@ -32730,7 +32745,7 @@ struct AttentionOptions {
     score.require_softcap(function);
     dropout.require_valid(function);
     for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
-      require(first >= 0 && first <= most, function, "origin holds ", first,
+      require(first >= 0 && first <= farthest, function, "origin holds ", first,
               ", expected 0 to 2^62");
     }
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
@@ -32739,10 +32754,10 @@ struct AttentionOptions {
   }
   /// Throws ArgumentError unless the gap is in range and all that is asked for goes with one.
   void require_gap(std::string_view function) const {
-    require(gap.at >= 0 && gap.at <= most && gap.at % KeyGap::block == 0, function, "gap.at is ",
-            gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
-    require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
-            ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
+    require(gap.at >= 0 && gap.at <= farthest && gap.at % KeyGap::block == 0, function,
+            "gap.at is ", gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
+    require(gap.size >= 0 && gap.size <= farthest - origin.key, function, "gap.size is ", gap.size,
+            ", expected 0 to ", farthest - origin.key, " (2^62 - origin.key)");
     require(gap.size == 0 || !dropout.active(), function,
             "gap lacks keys, expected none with dropout of the weights: its masks count those of "
             "the call");
@@ -33133,7 +33148,7 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_like("d_biases", gradients.d_biases[n],
                  n < biases.size() ? biases[n].values : In<T, 4>());
   }
-  static_assert(AttentionMask<T>::most == 4);
+  static_assert(AttentionMask<T>::max_terms == 4);
   require_outputs_apart(function,
                         {{"d_scale", gradients.d_scale},
                          {"d_function", gradients.d_function},
@@ -33390,7 +33405,7 @@ void run_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& input
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  const AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
+  const AttentionInputsWithoutIdle<T> of(run, d_o, q, weights, context);
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(
@@ -34232,7 +34247,7 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U, memory>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv},
                                           options, d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
+  const FlashInputsWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
   flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,
                        context);
 }
@@ -36000,7 +36015,8 @@ void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uin
   require_countable("init_normal", "w", w);
   require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", "std_deviation is ",
           std_deviation, ", expected a finite number of 0 or more");
-  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  constexpr std::uint32_t weights = 0x77000000u;  // "w": apart from what dropout draws
+  const auto key = philox_key(seed, weights + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
       const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);
@@ -36455,7 +36471,6 @@ class Embedding {
   /// Of parameters that are taken as they are.
   Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
-
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
@@ -36966,7 +36981,7 @@ struct RotaryOptions {
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
   /// Whether both turn rows of d elements alike.
-  bool turns_like(const RotaryOptions& other, Index d) const {
+  bool rotates_like(const RotaryOptions& other, Index d) const {
     return (theta == other.theta || !frequencies.absent()) && width_of(d) == other.width_of(d) &&
            pairing == other.pairing && offset == other.offset && frequencies == other.frequencies;
   }
@@ -37240,12 +37255,12 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Cosines and sines of positions, for queries and keys of all heads.
 template <class T>
-class Turns {
+class Rotations {
  public:
   /// Row i of `count` is of position(i), counted behind the options' offset.
   template <class Position>
-  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
-        std::pmr::memory_resource* memory)
+  Rotations(const RotaryOptions& options, Index d, Index count, const Position& position,
+            std::pmr::memory_resource* memory)
       : options_(options) {
     const Index width = options.width_of(d);
     cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
@@ -37254,14 +37269,14 @@ class Turns {
     fill_angles<T>(options, width, absolute, cosines_, sines_);
   }
   /// Of positions 0 to count - 1.
-  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
-      : Turns(
+  Rotations(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
+      : Rotations(
             options, d, count, [](Index i) { return i; }, memory) {}
   /// Of rows of packed sequences: each counts from where its own begins.
-  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
-        std::pmr::memory_resource* memory)
+  Rotations(const RotaryOptions& options, Index d, std::span<const Index> starts,
+            std::pmr::memory_resource* memory)
       : options_(options) {
-    const Turns of_one(options, d, longest_of(starts), memory);
+    const Rotations of_one(options, d, longest_of(starts), memory);
     const Shape<2> shape{starts.back(), options.width_of(d) / 2};
     cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
     sines_ = Tensor<T, 2>::uninitialized(shape, memory);
@@ -37272,18 +37287,19 @@ class Turns {
     }
   }
 
-  /// y = x [B, H, L, d] turned, or turned back: row i by row first + i of these. y may be x.
-  void apply(const In<T, 4>& x, const Out<T, 4>& y, Index first, bool back,
+  /// y = x [B, H, L, d] rotated, or the other way round: row i by row first + i of these. y may be
+  /// x.
+  void apply(const In<T, 4>& x, const Out<T, 4>& y, Index first, bool transposed,
              const Context& context) const {
     if (x.size() == 0) return;
     const Shape<2> shape{x.extent(2), cosines_.extent(1)};
     const Index begin = first * shape[1];
-    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
-              y, context);
+    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_,
+              transposed, y, context);
   }
   /// The same in place.
-  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
-    apply(x, x, first, back, context);
+  void apply(const Out<T, 4>& x, Index first, bool transposed, const Context& context) const {
+    apply(x, x, first, transposed, context);
   }
 
  private:
@@ -37291,12 +37307,12 @@ class Turns {
   Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
 };
 
-/// Turns each sequence's rows, or turns them back.
+/// Rotates each sequence's rows, or, transposed, the other way round.
 template <class T>
 void rotate_packed(const In<T, 3>& x, std::span<const Index> starts, const RotaryOptions& options,
-                   bool back, const Out<T, 3>& y, const Context& context) {
-  const Turns<T> turns(options, x.extent(2), starts, context.memory);
-  turns.apply(by_sequence(x, 1), by_sequence(y, 1), 0, back, context);
+                   bool transposed, const Out<T, 3>& y, const Context& context) {
+  const Rotations<T> rotations(options, x.extent(2), starts, context.memory);
+  rotations.apply(by_sequence(x, 1), by_sequence(y, 1), 0, transposed, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE
@@ -37947,7 +37963,7 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  const FlashWithoutIdle<T, U, 3> read(d_o, q, lse, options.score, context);
+  const FlashInputsWithoutIdle<T, U, 3> read(d_o, q, lse, options.score, context);
   flash_backward<T, U>(sequences, of(d_o), {of(read.q), of(k), of(v)}, {of(o), of(read.lse)},
                        options, {of(dq), of(dk), of(dv), d_score}, context);
 }
@@ -38671,15 +38687,15 @@ HEADWISE_STRICT_MATH_END
 
 namespace headwise::inline v0_1 {
 
-/// The shape of a module. Widths of 0 take the default that stands beside them.
+/// The shape of a module. A width of 0 stands for the default, in brackets beside it.
 struct MultiHeadAttentionOptions {
   Index d_model = 0;        // D, width of queries and output
   Index num_heads = 1;      // H
-  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
-  Index d_head = 0;         // d; D / H, which must divide
-  Index d_value = 0;        // dv; d
-  Index kdim = 0;           // width of keys' input; D
-  Index vdim = 0;           // width of values' input; D
+  Index num_kv_heads = 0;   // G, a divisor of H (H); 1 is multi-query, more is grouped-query
+  Index d_head = 0;         // d (D / H, where H divides D)
+  Index d_value = 0;        // dv (d)
+  Index kdim = 0;           // width of the keys' input (D)
+  Index vdim = 0;           // width of the values' input (D)
   bool q_bias = false;      // b_Q [H d]
   bool k_bias = false;      // b_K [G d]
   bool v_bias = false;      // b_V [G dv]
@@ -38753,7 +38769,7 @@ struct MultiHeadAttentionOptions {
            layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
            alibi == other.alibi && relative_reach == other.relative_reach &&
            rotary.has_value() == other.rotary.has_value() &&
-           (!rotary || rotary->turns_like(*other.rotary, d_head));
+           (!rotary || rotary->rotates_like(*other.rotary, d_head));
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }
@@ -39439,24 +39455,25 @@ inline void require_rotary_origin(std::string_view function, const MultiHeadAtte
 /// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place. Positions count from
 /// the call's origin, of packed sequences in each.
 template <class T>
-void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
-                const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
+void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                  const Out<T, 4>& q, const Out<T, 4>& k, bool transposed, const Context& context) {
   const MultiHeadAttentionCall<T>& call = cache.call;
-  const auto turn = [&](Index first, std::span<const Index> starts, Index rows,
-                        const auto&... heads) {
+  const auto rotate = [&](Index first, std::span<const Index> starts, Index rows,
+                          const auto&... heads) {
     RotaryOptions options = *o.rotary;
     options.offset += first;
-    const Turns<T> turns = call.packed() ? Turns<T>(options, o.d_head, starts, context.memory)
-                                         : Turns<T>(options, o.d_head, rows, context.memory);
-    (turns.apply(heads, 0, back, context), ...);
+    const Rotations<T> rotations = call.packed()
+                                       ? Rotations<T>(options, o.d_head, starts, context.memory)
+                                       : Rotations<T>(options, o.d_head, rows, context.memory);
+    (rotations.apply(heads, 0, transposed, context), ...);
   };
   const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
   if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
-    return turn(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)), q,
-                k);
+    return rotate(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)),
+                  q, k);
   }
-  turn(call.origin.query, call.query_starts, q.extent(2), q);
-  turn(call.origin.key, key_starts, k.extent(2), k);
+  rotate(call.origin.query, call.query_starts, q.extent(2), q);
+  rotate(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
@@ -39480,8 +39497,10 @@ void normalise_heads(const MultiHeadAttentionOptions& o,
 
 /// Steps 3a and 3b, forward.
 template <class T, class W>
-void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                 MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+void normalise_and_rotate(const MultiHeadAttentionOptions& o,
+                          const MultiHeadAttentionParameters<T, W>& p,
+                          MultiHeadAttentionCache<T>& cache, bool training,
+                          const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
     const AttentionInputs<T> heads = heads_of(o, cache);
@@ -39494,7 +39513,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
   }
   if (!o.rotary) return;
   const WritableHeads<T> heads = writable_heads(o, cache);
-  turn_heads(o, cache, heads.q, heads.k, false, context);
+  rotate_heads(o, cache, heads.q, heads.k, false, context);
   note("Q_rotary", "K_rotary");
 }
 
@@ -39517,10 +39536,11 @@ struct GainGradients {
 
 /// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
 template <class T, class W>
-GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
-                                      const MultiHeadAttentionParameters<T, W>& p,
-                                      const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
-                                      const Out<T, 4>& dk, const Context& context) {
+GainGradients<T> normalise_and_rotate_backward(const MultiHeadAttentionOptions& o,
+                                               const MultiHeadAttentionParameters<T, W>& p,
+                                               const MultiHeadAttentionCache<T>& cache,
+                                               const Out<T, 4>& dq, const Out<T, 4>& dk,
+                                               const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
     context.trace->record(q_name, In<T, 4>(dq));
@@ -39529,7 +39549,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
   GainGradients<T> gains;
   if (o.rotary) {
     note("dQ_rotary", "dK_rotary");
-    turn_heads(o, cache, dq, dk, true, context);
+    rotate_heads(o, cache, dq, dk, true, context);
   }
   if (!o.qk_norm) return gains;
   note("dQ_norm", "dK_norm");
@@ -39660,7 +39680,7 @@ class ScoreGradientTensors {
 
   Tensor<T, 1> scale_, slopes_, sinks_, function_;
   Tensor<T, 2> table_;
-  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
+  std::array<Tensor<T, 4>, AttentionMask<T>::max_terms> biases_;
 };
 
 HEADWISE_STRICT_MATH_END
@@ -39894,7 +39914,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
         d_heads, read, {split_heads(cache.context, o.num_heads), cache.lse}, options,
         {dq, dk, dv, score}, context);
   }
-  GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
+  GainGradients<T> gains = normalise_and_rotate_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
     trace_backward_heads<T>(d_heads, dq, dk, dv, *context.trace);
   }
@@ -39997,7 +40017,9 @@ In<T, 3> backward_output_dropout(const MultiHeadAttentionCache<T>& cache, const 
   return rows;
 }
 
-/// With self-attention the gradient of query alone, the sum over its three uses.
+/// dx of dy_in [B, L, D] and what forward kept; adds to gradients. With self-attention that of
+/// query alone, the sum over its three uses. A cache in 16 bits is widened first. Throws ShapeError
+/// before anything is added, std::bad_alloc.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
     const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,
@@ -40231,7 +40253,7 @@ void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamete
 /// Steps 3 to 5. Where the cache is kept in 16 bits, what a norm reads is rounded before it, and
 /// what attention reads before attention.
 template <class T, class W>
-void place_and_attend(const MultiHeadAttentionOptions& o,
+void attend_projected(const MultiHeadAttentionOptions& o,
                       const MultiHeadAttentionParameters<T, W>& p,
                       MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto round_projections = [&] {
@@ -40240,13 +40262,16 @@ void place_and_attend(const MultiHeadAttentionOptions& o,
     }
   };
   if (o.qk_norm) round_projections();
-  place_heads(o, p, cache, training, context);
+  normalise_and_rotate(o, p, cache, training, context);
   if (!o.qk_norm) round_projections();
   round_saved(cache.q_normed, cache.saved, context);
   round_saved(cache.k_normed, cache.saved, context);
   attend(o, p, cache, training, context);
 }
 
+/// y [B, L, D]: steps 1 to 7, into a cache that is fresh; after a throw it is to be dropped.
+/// Where `training`, it keeps what backward reads, as context.saved says; else what these steps
+/// hand to each other. Throws ShapeError or ArgumentError before the first step, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionParameters<T, W>& p,
@@ -40269,7 +40294,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   project(o, p, cache, context);
   if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
-  place_and_attend(o, p, cache, training, context);
+  attend_projected(o, p, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);
@@ -40440,8 +40465,7 @@ class MultiHeadAttention {
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(std::move(options)), parameters_(std::move(parameters)) {}
-  /// d_model wide, num_heads heads, everything else by default.
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}  /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 
@@ -40576,8 +40600,8 @@ class MultiHeadAttention {
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
                      const Context& context) const {
     require_parameters();
-    Cache unused;
-    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
+    Cache scratch;  // of this call alone
+    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, scratch, false,
                                                 context);
   }
   /// The caller's cache changes only when all has gone well.
@@ -41442,16 +41466,16 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Step 3b of n new tokens, each at the position that it has in its sequence: in `heads`, the
 /// queries' and the keys', or the keys' alone, [B, heads, n, d].
 template <class T, std::same_as<Out<T, 4>>... Heads>
-void turn_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
-                     const Context& context, const Heads&... heads) {
+void rotate_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
+                       const Context& context, const Heads&... heads) {
   const Index B = cache.options().batch_size, d = cache.options().d_head;
   if (B == 0) return;
   const bool same = cache.same_lengths();
   const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
-  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
-  if (same) return (turns.apply(heads, 0, false, context), ...);
+  const Rotations<T> rotations(options, d, same ? n : B * n, position, context.memory);
+  if (same) return (rotations.apply(heads, 0, false, context), ...);
   for (Index b = 0; b < B; ++b) {
-    (turns.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
+    (rotations.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
   }
 }
 
@@ -41549,7 +41573,7 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   if (o.qk_norm) normalise_heads(o, p, step, false, context);
   if (o.rotary) {
     const auto heads = writable_heads(o, step);
-    turn_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
+    rotate_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
   }
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);
@@ -41753,7 +41777,7 @@ void append_cross_keys(const MultiHeadAttentionOptions& o,
   if (o.qk_norm) {
     rms_norm_forward(In<T, 4>(heads), p.gamma_k, T(o.qk_norm_epsilon), heads, {}, context);
   }
-  if (o.rotary) turn_new_tokens(*o.rotary, n, cache, context, heads);
+  if (o.rotary) rotate_new_tokens(*o.rotary, n, cache, context, heads);
   cache.append(heads, split_heads(v, G), counts);
 }
 
@@ -41776,7 +41800,7 @@ void project_cross_query(const MultiHeadAttentionOptions& o,
   if (!o.rotary) return;
   RotaryOptions options = *o.rotary;
   options.offset += origin.query;
-  Turns<T>(options, o.d_head, n, context.memory).apply(heads, 0, false, context);
+  Rotations<T>(options, o.d_head, n, context.memory).apply(heads, 0, false, context);
 }
 
 /// y [B, n, D] of queries over what the cache holds.
@@ -42261,8 +42285,8 @@ class FeedForward {
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, call, unused, context);
+    Cache scratch;  // of this call alone
+    return run(x, call, scratch, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The elements of x
   /// must stay until the backward call: after x = layer.forward(x, call, cache) they are gone.
@@ -43107,8 +43131,9 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options = {},
     detail::keep_top<T>(options, {logits, order.data()}, weights, kept);
     weights = std::move(kept);
   }
+  constexpr std::uint32_t samples = 0x73616D70;  // "samp": apart from what else this seed draws
   const auto words = philox<10>({static_cast<std::uint32_t>(options.step),
-                                 static_cast<std::uint32_t>(options.step >> 32), 0, 0x73616D70u},
+                                 static_cast<std::uint32_t>(options.step >> 32), 0, samples},
                                 philox_key(options.seed));
   return detail::draw_token(weights, unit_interval(words[0], words[1]));
 }
@@ -43532,6 +43557,8 @@ TransformerBlockCache<T> wide_block_cache(const TransformerBlockCache<T>& cache,
   return wide;
 }
 
+/// y [B, L, D] of x_in [B, L, D], into a cache that is fresh; after a throw it is to be dropped.
+/// Where `training`, it keeps what backward reads. Throws as its halves do, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
@@ -43571,6 +43598,8 @@ void require_block_gradients(const TransformerBlockParameters<T, W>& p,
   require_gradients_clear_of(of_feed_forward, gradients.feed_forward, dy);
 }
 
+/// dx [B, L, D] of dy_in [B, L, D] and what forward kept; adds to gradients. A cache in 16 bits is
+/// widened first. Throws ShapeError before anything is added, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         const TransformerBlockParameters<T, W>& p, In<T, 3> dy_in,
@@ -43649,15 +43678,14 @@ class TransformerBlock {
   TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
                    detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
-
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
   /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in
   /// the words of the module within where it is that one's rule, before anything is written or
   /// counted; and std::bad_alloc.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, call, unused, false, context);
+    Cache scratch;  // of this call alone
+    return run(x, call, scratch, false, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The elements of x
   /// must stay until the backward call: after x = block.forward(x, call, cache) they are gone.
@@ -43783,8 +43811,8 @@ Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const TransformerBlockParameters<T, W>& p, In<T, 3> x,
                                  const MultiHeadAttentionStepCall<T>& call, KeyValueCache<T>& cache,
                                  const Context& context) {
-  TransformerBlockCache<T> unused;
-  return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
+  TransformerBlockCache<T> scratch;  // of this call alone
+  return block_halves<T>(o, p, x, {}, scratch, context, [&](In<T, 3> of) {
     return attend_to_new_tokens<T>(o.attention(), p.attention, of, call, cache, context);
   });
 }
@@ -43881,8 +43909,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// What block n draws with, apart from the other blocks and from the decoder's own.
 inline std::uint64_t seed_of_block(std::uint64_t seed, Index n) {
-  const auto words =
-      philox<10>({static_cast<std::uint32_t>(n), 0, 0, 0x626C6F63u}, philox_key(seed));
+  constexpr std::uint32_t blocks = 0x626C6F63;  // "bloc": apart from what else this seed draws
+  const auto words = philox<10>({static_cast<std::uint32_t>(n), 0, 0, blocks}, philox_key(seed));
   return std::uint64_t{words[1]} << 32 | words[0];
 }
 
@@ -44453,15 +44481,14 @@ class TransformerDecoder {
   TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
-
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
   /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within
   /// where it is that one's rule, before anything is counted; and std::bad_alloc.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(tokens, call, unused, false, context);
+    Cache scratch;  // of this call alone
+    return run(tokens, call, scratch, false, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The cache keeps a
   /// copy of the tokens.
@@ -44549,8 +44576,8 @@ class TransformerDecoder {
       copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
     }
     // 3 norm, 4 tied head
-    Cache unused;
-    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
+    Cache scratch;  // of this call alone
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, scratch, context);
     for (Index b = 0; b < B; ++b) {
       if (detail::count_of(counts, b, n) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
     }
@@ -44574,8 +44601,8 @@ class TransformerDecoder {
     };
     clear_uncounted(merge_rows(h));
     // 3 norm, 4 tied head
-    Cache unused;
-    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, unused, context);
+    Cache scratch;  // of this call alone
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, scratch, context);
     clear_uncounted(logits);
     for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;
@@ -47625,7 +47652,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -47640,7 +47667,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -47978,7 +48005,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -47988,7 +48015,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -47998,7 +48025,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -48023,9 +48050,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -48124,13 +48151,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -48149,7 +48176,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -48229,7 +48256,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -48242,7 +48269,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -48457,11 +48484,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -48470,7 +48497,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -48551,7 +48578,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -48927,7 +48954,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -48939,7 +48966,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -48956,7 +48983,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -49527,7 +49554,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -49543,7 +49570,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -49579,8 +49606,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -49593,7 +49620,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -49602,7 +49629,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -49930,7 +49957,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -53036,7 +53064,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -53051,7 +53079,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -53389,7 +53417,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -53399,7 +53427,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -53409,7 +53437,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -53434,9 +53462,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -53535,13 +53563,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -53560,7 +53588,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -53640,7 +53668,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -53653,7 +53681,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -53868,11 +53896,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -53881,7 +53909,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -53962,7 +53990,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -54338,7 +54366,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -54350,7 +54378,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -54367,7 +54395,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -54938,7 +54966,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -54954,7 +54982,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -54990,8 +55018,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -55004,7 +55032,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -55013,7 +55041,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -55341,7 +55369,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -58443,7 +58472,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -58458,7 +58487,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -58796,7 +58825,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -58806,7 +58835,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -58816,7 +58845,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -58841,9 +58870,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -58942,13 +58971,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -58967,7 +58996,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -59047,7 +59076,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -59060,7 +59089,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -59275,11 +59304,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -59288,7 +59317,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -59369,7 +59398,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -59745,7 +59774,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -59757,7 +59786,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -59774,7 +59803,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -60345,7 +60374,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -60361,7 +60390,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -60397,8 +60426,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -60411,7 +60440,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -60420,7 +60449,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -60748,7 +60777,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -63850,7 +63880,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -63865,7 +63895,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -64203,7 +64233,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -64213,7 +64243,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -64223,7 +64253,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -64248,9 +64278,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -64349,13 +64379,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -64374,7 +64404,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -64454,7 +64484,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -64467,7 +64497,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -64682,11 +64712,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -64695,7 +64725,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -64776,7 +64806,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -65152,7 +65182,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -65164,7 +65194,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -65181,7 +65211,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -65752,7 +65782,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -65768,7 +65798,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -65804,8 +65834,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -65818,7 +65848,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -65827,7 +65857,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -66155,7 +66185,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -69322,7 +69353,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -69337,7 +69368,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -69675,7 +69706,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -69685,7 +69716,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -69695,7 +69726,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -69720,9 +69751,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -69821,13 +69852,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -69846,7 +69877,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -69926,7 +69957,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -69939,7 +69970,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -70154,11 +70185,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -70167,7 +70198,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -70248,7 +70279,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -70624,7 +70655,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -70636,7 +70667,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -70653,7 +70684,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -71224,7 +71255,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -71240,7 +71271,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -71276,8 +71307,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -71290,7 +71321,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -71299,7 +71330,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -71627,7 +71658,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -74727,7 +74759,7 @@ struct RowMask {
 
   RowMask(Index N) : range{0, N} {}
   RowMask(const HeadVisibility<T>& visibility, Index row) : range(visibility.range(row)), i(row) {
-    if (visibility.has_pair_masks() || visibility.has_gaps()) rules = &visibility;
+    if (visibility.has_pair_masks() || visibility.has_hidden_between()) rules = &visibility;
   }
 
   bool whole(Index n) const {
@@ -74742,7 +74774,7 @@ struct RowMask {
   [[gnu::noinline]] void ask(Index n, PieceMask<T>& seen) const {
     const auto [begin, end] = seen.range;
     for (Index t = 0; t < Piece<T>::size; ++t) seen.bytes[t] = t >= begin && t < end;
-    if (rules->has_keep_masks() || rules->has_gaps()) {
+    if (rules->has_keep_masks() || rules->has_hidden_between()) {
       rules->kept(i, {n + begin, n + end}, seen.bytes + begin);
     }
     hide_by_biases<T>(*rules, i, n, seen.range, seen.bytes);
@@ -75080,7 +75112,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
   for (Index n = keys.begin / size * size; n < keys.end; n += size) {
     T* const s = row.write(x, n, copy);
     if (s == copy.data) gather<T>(x, n, row.count(n), T(0), copy);
-    if (score.caps()) cap_vectors<T>(score, s, size);
+    if (score.has_softcap()) cap_vectors<T>(score, s, size);
     if (score.by_distance()) {
       fill_distances<T>(score, score.distance(i, n), 1, size, added.data);
       add_piece<T>(added.data, s);
@@ -75090,7 +75122,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
       const Row<const T> of_query{bias.data + i * bias.row, bias.column};
       add_piece<T>(row.read(of_query, n, T(0), added), s);
     }
-    if (score.calls()) {
+    if (score.has_function()) {
       const KeyRange own{std::max<Index>(n, keys.begin), std::min<Index>(n + size, keys.end)};
       score.function.change(score.function.function, score.run(i, own.begin, 0, 1, own.size()),
                             s + (own.begin - n));
@@ -75100,7 +75132,7 @@ void change_score_row(const AttentionHead<T>& head, Index i, Row<T> x) {
 }
 
 template <class T>
-void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_vectors_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   using S = Simd<T>;
   const RowPieces<T> row{head.S};
   const Row<T> to{flow, 1};
@@ -75125,9 +75157,9 @@ void return_cap_vectors(const AttentionHead<T>& head, Row<const T> raw, T* flow)
 }
 
 template <class T>
-void return_cap_row(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
+void cap_row_backward(const AttentionHead<T>& head, Row<const T> raw, T* flow) {
   if constexpr (simd::vectorised<T>) {
-    return_cap_vectors<T>(head, raw, flow);
+    cap_vectors_backward<T>(head, raw, flow);
   } else {
     for (Index j = 0; j < head.S; ++j) {
       if (flow[j] == T(0)) continue;
@@ -75226,13 +75258,13 @@ void softmax_head_row_backward(const AttentionHead<T>& head, Index i, Row<const 
 }
 
 template <class T>
-void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
-                     const Matrix<const T>& raw, T* flow) {
+void change_head_row_backward(const AttentionHead<T>& head, const ScoreFlows<T>& to, Index i,
+                              const Matrix<const T>& raw, T* flow) {
   const HeadScore<T>& score = head.score;
   const auto sees = head.visibility.seen_by(i);
-  for (Index j = 0; j < head.S && (score.calls() || to.of_pairs()); ++j) {
+  for (Index j = 0; j < head.S && (score.has_function() || to.of_pairs()); ++j) {
     if (!sees(j)) continue;
-    if (score.calls()) {
+    if (score.has_function()) {
       const ScoreFunctionRef<T>& f = score.function;
       const PairRun pair = score.run(i, j, 0, 1, 1);
       T x = score(T(head.scale * raw(i, j)), i, j) + head.visibility.bias(i, j), slope = T(1);
@@ -75251,7 +75283,7 @@ void return_head_row(const AttentionHead<T>& head, const ScoreFlows<T>& to, Inde
       entry = entry + flow[j];
     }
   }
-  if (score.caps()) return_cap_row<T>(head, row(raw, i), flow);
+  if (score.has_softcap()) cap_row_backward<T>(head, row(raw, i), flow);
   for (Index j = 0; j < head.S; ++j) {
     if (flow[j] == T(0)) continue;  // hidden: what the others hold may be NaN
     if (to.scale != nullptr) *to.scale = *to.scale + flow[j] * raw(i, j);
@@ -75331,7 +75363,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
   }
   gemm_visible<T>(p.transposed(), d_o, to.dv, {S, dv, L}, {.accumulate = to.accumulate}, packed,
                   queries_of);
-  const bool plain = !head.score.returns() && !to.flows.any();
+  const bool plain = !head.score.has_slope() && !to.flows.any();
   Matrix<T> raw{nullptr, S, 1};
   if (!plain) {
     raw.data = memory.take(L * S);
@@ -75344,7 +75376,7 @@ void attention_head_backward(const AttentionHead<T>& head, const Matrix<const T>
       sink = sink + sink_flow<T>(head, i, row(weights, i), row(p, i), row<const T>(raw, i), flow);
     }
     softmax_head_row_backward<T>(head, i, row(weights, i), plain ? head.scale : T(1), flow);
-    if (!plain) return_head_row<T>(head, to.flows, i, raw, flow);
+    if (!plain) change_head_row_backward<T>(head, to.flows, i, raw, flow);
   }
   gemm_visible<T>(ds, k, to.dq, {L, d, S}, {}, packed, keys_of);
   gemm_visible<T>(Matrix<const T>(ds).transposed(), q, to.dk, {S, d, L},
@@ -75559,11 +75591,11 @@ class TileMask {
   enum class Sides { none, before, behind, both };
   static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
                              KeyRange here) {
-    if (!rules.has_gaps()) return Sides::none;
-    const KeyRange hidden = rules.gap(block.i0, block.rows);  // from all of the queries
+    if (!rules.has_hidden_between()) return Sides::none;
+    const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
     if (hidden.end >= here.end) return Sides::before;
-    const bool any = rules.gap(block.i0 + block.rows - 1).in(here).size() != 0;
+    const bool any = rules.hidden_between(block.i0 + block.rows - 1).in(here).size() != 0;
     return any ? Sides::both : Sides::none;
   }
   void ask_each_range(const HeadVisibility<T>& rules, const TileBlock& block, Sides sides) {
@@ -75572,7 +75604,7 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.gap(block.i0 + r);
+        const KeyRange gap = rules.hidden_between(block.i0 + r);
         if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
         if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
         pairs_ -= gap.in(range).in(here).size();
@@ -75653,7 +75685,7 @@ class LinesAhead {
     Index apart, bytes, rows;
   };
 
-  static constexpr int most = 4 + AttentionMask<float>::most;
+  static constexpr int most = 4 + AttentionMask<float>::max_terms;
 
   Part parts_[most];
   int parts_used_ = 0, part_ = 0;  // how many there are; where the next row is
@@ -76029,7 +76061,7 @@ HEADWISE_INLINE void prefetch_biases(const AttentionHead<T>& head, Index i0, Ind
 template <class T>
 bool adds_biases(const AttentionHead<T>& head, const TileBlock& block) {
   const HeadVisibility<T>& rules = head.visibility;
-  if (head.score.calls()) return rules.bias_count() != 0;
+  if (head.score.has_function()) return rules.bias_count() != 0;
   return biases_add<T>(rules, block.i0, block.rows, {block.j0 + block.begin, block.j0 + block.end});
 }
 
@@ -76041,7 +76073,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
   static_assert(KeyGap::block % keys == 0);  // a block's keys are on one side of the gap
   const HeadScore<T>& score = head.score;
   const Index filled = round_up(block.rows, S::width);
-  for (Index j = block.begin; score.caps() && j < block.end; ++j) {
+  for (Index j = block.begin; score.has_softcap() && j < block.end; ++j) {
     cap_vectors<T>(score, s + j * lanes, filled);
   }
   if (score.by_distance()) {
@@ -76058,7 +76090,7 @@ void change_panel(const AttentionHead<T>& head, const TileBlock& block, bool bia
     add_bias_of_queries<T>(bias_of<T>(head.visibility, n), head.visibility.hidden_below(), block, s,
                            mask);
   }
-  for (Index j = block.begin; score.calls() && j < block.end; ++j) {  // others have no score
+  for (Index j = block.begin; score.has_function() && j < block.end; ++j) {  // others have no score
     const LaneRange seeing = mask.lanes_that_see(block.rows, {j, j + 1});
     const Index r = seeing.begin, n = std::min<Index>(seeing.end, block.rows) - r;
     score.function.change(score.function.function, score.run(block.i0 + r, block.j0 + j, 1, 0, n),
@@ -76629,7 +76661,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
   using S = Simd<T>;
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.score;
-  if (score.caps()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
+  if (score.has_softcap()) cap_rows<T>(score, rows, x, scratch.cap_slopes);
   const KeyRange real{rows.keys.begin, std::min<Index>(rows.keys.end, block.end)};
   const auto least = S::broadcast(head.visibility.hidden_below());
   for (Index m = 0; m < rows.count; ++m, x += BackwardTile<T>::row) {
@@ -76645,7 +76677,7 @@ void change_rows(const AttentionHead<T>& head, const TileBlock& block, const Row
                             if (S::any(hidden)) mask.hide(r, j, hidden);
                           });
     }
-    if (!score.calls() || real.size() <= 0) continue;
+    if (!score.has_function() || real.size() <= 0) continue;
     const ScoreFunctionRef<T>& f = score.function;
     const Index kept = m * keys + real.begin;
     std::copy_n(x + real.begin, real.size(), scratch.inputs + kept);
@@ -76681,8 +76713,8 @@ void multiply_flow(const T* slopes, KeyRange range, T* flow) {
 }
 
 template <class T>
-void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
-                  const ScoreScratch<T>& scratch, T* flow) {
+void change_rows_backward(const FlashHead<T>& head, const TileBlock& block, const RowsOfTile& rows,
+                          const ScoreScratch<T>& scratch, T* flow) {
   constexpr Index keys = BackwardTile<T>::keys;
   const HeadScore<T>& score = head.forward.score;
   const Index begin = rows.keys.begin, n = std::min<Index>(rows.keys.end, block.end) - begin;
@@ -76695,7 +76727,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
                                scratch.inputs + m * keys + begin, flow + begin,
                                head.flows.function.data, head.flows.function.step);
     }
-    if (score.calls()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
+    if (score.has_function()) multiply_flow<T>(scratch.function_slopes + m * keys, rows.keys, flow);
     for (const Matrix<T>& bias : head.flows.biases) {
       if (bias.data == nullptr) continue;
       const auto to = bias.from(block.i0 + r, block.j0 + begin);
@@ -76704,7 +76736,7 @@ void return_flows(const FlashHead<T>& head, const TileBlock& block, const RowsOf
     if (head.flows.by_distance()) {
       add_flow<T>(flow + begin, n, {scratch.of_query(scratch.sums, r) + begin, 1});
     }
-    if (score.caps()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
+    if (score.has_softcap()) multiply_flow<T>(scratch.cap_slopes + m * keys, rows.keys, flow);
   }
 }
 
@@ -77032,7 +77064,8 @@ void backward_rows(const TileScores<T>& tile, Index r, Index n, const RowsOfPane
     }
   }
   if (tile.plain) return;
-  return_flows<T>(tile.head, tile.block, changed, tile.buffers.score, tile.buffers.ds + first);
+  change_rows_backward<T>(tile.head, tile.block, changed, tile.buffers.score,
+                          tile.buffers.ds + first);
 }
 
 template <class T>
@@ -78527,7 +78560,7 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 1> fro
     Eigen::DenseBase<Derived>& vector) {
   return detail::eigen_vector_view<Out<typename Derived::Scalar, 1>>(vector.derived());
 }
-/// Likewise.
+/// A matrix without a name would be gone before the view is read.
 template <class Derived>
 void from_eigen_vector(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
@@ -78546,7 +78579,7 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
-/// Likewise.
+/// A matrix without a name would be gone before the view is read.
 template <class Derived>
 void from_column_major(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 

@@ -47,7 +47,7 @@ TEST_CASE("the range of a query is exactly the keys that causality, window and l
   for_each_case([](const auto& rules, Index L, Index S, const auto& sees) {
     bool ranges_agree = true, pairs_agree = true, inside = true, counted = true;
     for (Index i = 0; i < L; ++i) {
-      const KeyRange range = rules.range(i), gap = rules.gap(i);
+      const KeyRange range = rules.range(i), gap = rules.hidden_between(i);
       inside = inside && 0 <= range.begin && range.begin <= range.end && range.end <= S &&
                0 <= gap.begin && gap.begin <= gap.end;
       Index seen = 0;
@@ -88,8 +88,8 @@ TEST_CASE("both ends of the range and of its gap grow with the query", "[score]"
     for (Index i = 1; i < L; ++i) {
       grows = grows && rules.range(i - 1).begin <= rules.range(i).begin &&
               rules.range(i - 1).end <= rules.range(i).end &&
-              rules.gap(i - 1).begin <= rules.gap(i).begin &&
-              rules.gap(i - 1).end <= rules.gap(i).end;
+              rules.hidden_between(i - 1).begin <= rules.hidden_between(i).begin &&
+              rules.hidden_between(i - 1).end <= rules.hidden_between(i).end;
     }
     CHECK(grows);
   });
@@ -108,7 +108,7 @@ TEST_CASE("queries look at every block of keys of which they see one, and at non
             counted = counted && blocks.before(j) == static_cast<Index>(walked.size());
             walked.push_back(j);
           }
-          const KeyRange gap = rules.gap(first, count);
+          const KeyRange gap = rules.hidden_between(first, count);
           for (Index j0 = 0; j0 < S; j0 += size) {
             const bool looks = std::find(walked.begin(), walked.end(), j0) != walked.end();
             const Index end = std::min<Index>(S, j0 + size);

@@ -65,7 +65,7 @@ std::int64_t workspace_bytes(Index workers, Index elements) {
 /// Cosines and sines of as many positions as queries or keys have. Packed: of every row, copied
 /// from those of the longest sequence; where keys are rows of their own, behind the queries.
 template <class T>
-std::int64_t turns_bytes(const AttentionShape& s) {
+std::int64_t rotations_bytes(const AttentionShape& s) {
   std::int64_t positions = std::max<Index>(s.seq_len, s.S());
   if (s.packed()) {
     positions = s.seq_len + longest_of(s.query_starts);
@@ -216,7 +216,7 @@ MemoryCount count_memory(const AttentionShape& s, Path path, bool training, Inde
     stages.round("projections in 16 bits", saved.projections);
     stages.add("qk norm", training ? N * s.q_width() + M * s.k_width() + s.head_rows() : 0, 0);
   }
-  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::rotations_bytes<T>(s));
   stages.round("heads in 16 bits", s.qk_norm ? saved.normed : saved.projections);
   const std::int64_t weights = s.num_heads * N * s.S(), lse = training ? 2 * s.num_heads * N : 0;
   stages.add("attention", N * s.context_width() + (flash ? lse : weights),
@@ -257,7 +257,7 @@ MemoryCount count_backward_memory(const AttentionShape& s, Path path, Index work
   const std::int64_t projected = s.self_attention() ? N * width : N * qw + M * (kw + vw);
   stages.add("attention", projected + s.num_heads * s.own_scores(),
              detail::attention_backward_bytes<T>(run, workers, s, flash));
-  if (s.rotary_width != 0) stages.add("rotary", 0, detail::turns_bytes<T>(s));
+  if (s.rotary_width != 0) stages.add("rotary", 0, detail::rotations_bytes<T>(s));
   if (s.qk_norm) stages.add("qk norm", s.qk_norm_affine ? 2 * s.d() : 0, 0);
   if (s.self_attention()) {
     stages.add("projections", 0, product(N, D, width));

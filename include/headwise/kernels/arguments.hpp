@@ -84,7 +84,8 @@ struct ScoreFlows {
   Row<T> table = {};     // [2 reach + 1]: into the biases by distance
   Row<T> sink = {};      // one number: into the sink's logit
   Row<T> function = {};  // [P]: into the parameters of the user's function
-  Matrix<T> biases[std::size_t{AttentionMask<T>::most}] = {};  // [L, S] each, steps 0 where shared
+  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] =
+      {};  // [L, S] each, steps 0 where shared
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
   /// Whether what flows into a score is added to something, pair by pair.
@@ -141,15 +142,16 @@ struct FlashHead {
 /// back through what changed the scores.
 template <class T>
 constexpr std::int64_t backward_extras(const AttentionHead<T>& head) {
-  return forward_extras(head) + (head.dropout.active() ? 1 : 0) + (head.score.caps() ? 4 : 0);
+  return forward_extras(head) + (head.dropout.active() ? 1 : 0) +
+         (head.score.has_softcap() ? 4 : 0);
 }
 
 /// And of the readable backward: where scores are needed again they are formed without their scale,
 /// capped with it, and the cap's slope taken.
 template <class T>
 constexpr std::int64_t readable_backward_extras(const AttentionHead<T>& head) {
-  return (head.dropout.active() ? 2 : 0) + (head.score.returns() ? 2 * head.d : 0) +
-         (head.score.caps() ? 8 : 0);
+  return (head.dropout.active() ? 2 : 0) + (head.score.has_slope() ? 2 * head.d : 0) +
+         (head.score.has_softcap() ? 8 : 0);
 }
 
 /// What a task of attention has done: the pairs that causality, window and lengths leave to its
@@ -178,7 +180,8 @@ struct LayerNormRows {
   Row<T> mean, rstd;  // [N]
 };
 
-/// Its gradients. gamma, dgamma and dbeta may be null; of rms norm, mean and dbeta are.
+/// The gradients of a norm of rows. gamma, dgamma and dbeta may be null; of rms norm, mean and
+/// dbeta are.
 template <class T>
 struct LayerNormBackwardRows {
   Matrix<const T> dy, x;  // [N, D]

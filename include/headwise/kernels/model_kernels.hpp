@@ -43,7 +43,7 @@ struct CrossEntropyRows {
   Row<T> lse;            // [N]
 };
 
-/// Its gradients.
+/// The gradients of the losses.
 template <class T>
 struct CrossEntropyBackwardRows {
   Matrix<const T> logits;  // [N, V]
@@ -63,7 +63,7 @@ struct ActivationRows {
   Matrix<T> y;            // [N, F]; may be x or up
 };
 
-/// Its gradients. up and d_up may be null, together.
+/// The gradients of an activation of rows. up and d_up may be null, together.
 template <class T>
 struct ActivationBackwardRows {
   Activation which;

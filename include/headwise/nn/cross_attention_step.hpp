@@ -80,7 +80,7 @@ void append_cross_keys(const MultiHeadAttentionOptions& o,
   if (o.qk_norm) {
     rms_norm_forward(In<T, 4>(heads), p.gamma_k, T(o.qk_norm_epsilon), heads, {}, context);
   }
-  if (o.rotary) turn_new_tokens(*o.rotary, n, cache, context, heads);
+  if (o.rotary) rotate_new_tokens(*o.rotary, n, cache, context, heads);
   cache.append(heads, split_heads(v, G), counts);
 }
 
@@ -103,7 +103,7 @@ void project_cross_query(const MultiHeadAttentionOptions& o,
   if (!o.rotary) return;
   RotaryOptions options = *o.rotary;
   options.offset += origin.query;
-  Turns<T>(options, o.d_head, n, context.memory).apply(heads, 0, false, context);
+  Rotations<T>(options, o.d_head, n, context.memory).apply(heads, 0, false, context);
 }
 
 /// y [B, n, D] of queries over what the cache holds.

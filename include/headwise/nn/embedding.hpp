@@ -159,7 +159,6 @@ class Embedding {
   /// Of parameters that are taken as they are.
   Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
-
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {

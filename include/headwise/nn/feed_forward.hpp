@@ -46,8 +46,8 @@ class FeedForward {
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, call, unused, context);
+    Cache scratch;  // of this call alone
+    return run(x, call, scratch, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The elements of x
   /// must stay until the backward call: after x = layer.forward(x, call, cache) they are gone.

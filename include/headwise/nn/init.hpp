@@ -45,7 +45,8 @@ void init_normal(Out<W, 2> w, double std_deviation, std::uint64_t seed, std::uin
   require_countable("init_normal", "w", w);
   require(is_finite_option(std_deviation) && std_deviation >= 0, "init_normal", "std_deviation is ",
           std_deviation, ", expected a finite number of 0 or more");
-  const auto key = philox_key(seed, 0x77000000u + parameter, 0);
+  constexpr std::uint32_t weights = 0x77000000u;  // "w": apart from what dropout draws
+  const auto key = philox_key(seed, weights + parameter, 0);
   for (Index i = 0; i < w.extent(0); ++i) {
     for (Index o = 0; o < w.extent(1); ++o) {
       const auto position = static_cast<std::uint64_t>(i * w.extent(1) + o);

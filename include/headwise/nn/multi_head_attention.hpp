@@ -58,8 +58,7 @@ class MultiHeadAttention {
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(std::move(options)), parameters_(std::move(parameters)) {}
-  /// d_model wide, num_heads heads, everything else by default.
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}  /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 
@@ -194,8 +193,8 @@ class MultiHeadAttention {
   Tensor<T, 3> infer(const detail::ModuleInputs<T>& inputs, const Call& call,
                      const Context& context) const {
     require_parameters();
-    Cache unused;
-    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, unused, false,
+    Cache scratch;  // of this call alone
+    return detail::multi_head_attention_forward(options_, parameters_, inputs, call, scratch, false,
                                                 context);
   }
   /// The caller's cache changes only when all has gone well.

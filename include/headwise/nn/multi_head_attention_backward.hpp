@@ -112,7 +112,7 @@ GainGradients<T> backward_heads(const MultiHeadAttentionOptions& o,
         d_heads, read, {split_heads(cache.context, o.num_heads), cache.lse}, options,
         {dq, dk, dv, score}, context);
   }
-  GainGradients<T> gains = place_heads_backward<T>(o, p, cache, dq, dk, context);
+  GainGradients<T> gains = normalise_and_rotate_backward<T>(o, p, cache, dq, dk, context);
   if (context.trace != nullptr) {
     trace_backward_heads<T>(d_heads, dq, dk, dv, *context.trace);
   }
@@ -215,7 +215,9 @@ In<T, 3> backward_output_dropout(const MultiHeadAttentionCache<T>& cache, const 
   return rows;
 }
 
-/// With self-attention the gradient of query alone, the sum over its three uses.
+/// dx of dy_in [B, L, D] and what forward kept; adds to gradients. With self-attention that of
+/// query alone, the sum over its three uses. A cache in 16 bits is widened first. Throws ShapeError
+/// before anything is added, std::bad_alloc.
 template <class T, class W>
 CrossAttentionGradients<T> multi_head_attention_backward(
     const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p, In<T, 3> dy_in,

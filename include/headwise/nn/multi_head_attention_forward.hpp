@@ -183,7 +183,7 @@ void attend(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParamete
 /// Steps 3 to 5. Where the cache is kept in 16 bits, what a norm reads is rounded before it, and
 /// what attention reads before attention.
 template <class T, class W>
-void place_and_attend(const MultiHeadAttentionOptions& o,
+void attend_projected(const MultiHeadAttentionOptions& o,
                       const MultiHeadAttentionParameters<T, W>& p,
                       MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
   const auto round_projections = [&] {
@@ -192,13 +192,16 @@ void place_and_attend(const MultiHeadAttentionOptions& o,
     }
   };
   if (o.qk_norm) round_projections();
-  place_heads(o, p, cache, training, context);
+  normalise_and_rotate(o, p, cache, training, context);
   if (!o.qk_norm) round_projections();
   round_saved(cache.q_normed, cache.saved, context);
   round_saved(cache.k_normed, cache.saved, context);
   attend(o, p, cache, training, context);
 }
 
+/// y [B, L, D]: steps 1 to 7, into a cache that is fresh; after a throw it is to be dropped.
+/// Where `training`, it keeps what backward reads, as context.saved says; else what these steps
+/// hand to each other. Throws ShapeError or ArgumentError before the first step, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
                                           const MultiHeadAttentionParameters<T, W>& p,
@@ -221,7 +224,7 @@ Tensor<T, 3> multi_head_attention_forward(const MultiHeadAttentionOptions& o,
   project(o, p, cache, context);
   if (context.trace != nullptr) trace_projections(o, p, cache, *context.trace);
   // 3 split_heads, 4 attention, 5 merge_heads
-  place_and_attend(o, p, cache, training, context);
+  attend_projected(o, p, cache, training, context);
   // 6 linear
   auto y = Tensor<T, 3>::uninitialized({cache.query.extent(0), cache.query.extent(1), o.d_model},
                                        context.memory);

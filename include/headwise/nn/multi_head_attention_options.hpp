@@ -11,15 +11,15 @@
 
 namespace headwise::inline v0_1 {
 
-/// The shape of a module. Widths of 0 take the default that stands beside them.
+/// The shape of a module. A width of 0 stands for the default, in brackets beside it.
 struct MultiHeadAttentionOptions {
   Index d_model = 0;        // D, width of queries and output
   Index num_heads = 1;      // H
-  Index num_kv_heads = 0;   // G, divides H; H: 1 is multi-query, between is grouped-query
-  Index d_head = 0;         // d; D / H, which must divide
-  Index d_value = 0;        // dv; d
-  Index kdim = 0;           // width of keys' input; D
-  Index vdim = 0;           // width of values' input; D
+  Index num_kv_heads = 0;   // G, a divisor of H (H); 1 is multi-query, more is grouped-query
+  Index d_head = 0;         // d (D / H, where H divides D)
+  Index d_value = 0;        // dv (d)
+  Index kdim = 0;           // width of the keys' input (D)
+  Index vdim = 0;           // width of the values' input (D)
   bool q_bias = false;      // b_Q [H d]
   bool k_bias = false;      // b_K [G d]
   bool v_bias = false;      // b_V [G dv]
@@ -93,7 +93,7 @@ struct MultiHeadAttentionOptions {
            layer_norm == other.layer_norm && qk_norm == other.qk_norm && sinks == other.sinks &&
            alibi == other.alibi && relative_reach == other.relative_reach &&
            rotary.has_value() == other.rotary.has_value() &&
-           (!rotary || rotary->turns_like(*other.rotary, d_head));
+           (!rotary || rotary->rotates_like(*other.rotary, d_head));
   }
   /// Whether queries, keys and values are projected by one matrix.
   bool fused() const { return kdim == d_model && vdim == d_model; }

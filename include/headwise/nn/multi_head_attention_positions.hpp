@@ -31,24 +31,25 @@ inline void require_rotary_origin(std::string_view function, const MultiHeadAtte
 /// Step 3b, or its way back, of q [B, H, L, d] and k [B, G, S, d] in place. Positions count from
 /// the call's origin, of packed sequences in each.
 template <class T>
-void turn_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
-                const Out<T, 4>& q, const Out<T, 4>& k, bool back, const Context& context) {
+void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
+                  const Out<T, 4>& q, const Out<T, 4>& k, bool transposed, const Context& context) {
   const MultiHeadAttentionCall<T>& call = cache.call;
-  const auto turn = [&](Index first, std::span<const Index> starts, Index rows,
-                        const auto&... heads) {
+  const auto rotate = [&](Index first, std::span<const Index> starts, Index rows,
+                          const auto&... heads) {
     RotaryOptions options = *o.rotary;
     options.offset += first;
-    const Turns<T> turns = call.packed() ? Turns<T>(options, o.d_head, starts, context.memory)
-                                         : Turns<T>(options, o.d_head, rows, context.memory);
-    (turns.apply(heads, 0, back, context), ...);
+    const Rotations<T> rotations = call.packed()
+                                       ? Rotations<T>(options, o.d_head, starts, context.memory)
+                                       : Rotations<T>(options, o.d_head, rows, context.memory);
+    (rotations.apply(heads, 0, transposed, context), ...);
   };
   const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
   if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
-    return turn(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)), q,
-                k);
+    return rotate(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)),
+                  q, k);
   }
-  turn(call.origin.query, call.query_starts, q.extent(2), q);
-  turn(call.origin.key, key_starts, k.extent(2), k);
+  rotate(call.origin.query, call.query_starts, q.extent(2), q);
+  rotate(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
@@ -72,8 +73,10 @@ void normalise_heads(const MultiHeadAttentionOptions& o,
 
 /// Steps 3a and 3b, forward.
 template <class T, class W>
-void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionParameters<T, W>& p,
-                 MultiHeadAttentionCache<T>& cache, bool training, const Context& context) {
+void normalise_and_rotate(const MultiHeadAttentionOptions& o,
+                          const MultiHeadAttentionParameters<T, W>& p,
+                          MultiHeadAttentionCache<T>& cache, bool training,
+                          const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
     const AttentionInputs<T> heads = heads_of(o, cache);
@@ -86,7 +89,7 @@ void place_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionPar
   }
   if (!o.rotary) return;
   const WritableHeads<T> heads = writable_heads(o, cache);
-  turn_heads(o, cache, heads.q, heads.k, false, context);
+  rotate_heads(o, cache, heads.q, heads.k, false, context);
   note("Q_rotary", "K_rotary");
 }
 
@@ -109,10 +112,11 @@ struct GainGradients {
 
 /// Steps 3b and 3a, backward: dq [B, H, L, d] and dk [B, G, S, d] in place.
 template <class T, class W>
-GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
-                                      const MultiHeadAttentionParameters<T, W>& p,
-                                      const MultiHeadAttentionCache<T>& cache, const Out<T, 4>& dq,
-                                      const Out<T, 4>& dk, const Context& context) {
+GainGradients<T> normalise_and_rotate_backward(const MultiHeadAttentionOptions& o,
+                                               const MultiHeadAttentionParameters<T, W>& p,
+                                               const MultiHeadAttentionCache<T>& cache,
+                                               const Out<T, 4>& dq, const Out<T, 4>& dk,
+                                               const Context& context) {
   const auto note = [&](const char* q_name, const char* k_name) {
     if (context.trace == nullptr) return;
     context.trace->record(q_name, In<T, 4>(dq));
@@ -121,7 +125,7 @@ GainGradients<T> place_heads_backward(const MultiHeadAttentionOptions& o,
   GainGradients<T> gains;
   if (o.rotary) {
     note("dQ_rotary", "dK_rotary");
-    turn_heads(o, cache, dq, dk, true, context);
+    rotate_heads(o, cache, dq, dk, true, context);
   }
   if (!o.qk_norm) return gains;
   note("dQ_norm", "dK_norm");

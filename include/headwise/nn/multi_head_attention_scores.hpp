@@ -116,7 +116,7 @@ class ScoreGradientTensors {
 
   Tensor<T, 1> scale_, slopes_, sinks_, function_;
   Tensor<T, 2> table_;
-  std::array<Tensor<T, 4>, AttentionMask<T>::most> biases_;
+  std::array<Tensor<T, 4>, AttentionMask<T>::max_terms> biases_;
 };
 
 HEADWISE_STRICT_MATH_END

@@ -10,16 +10,16 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 /// Step 3b of n new tokens, each at the position that it has in its sequence: in `heads`, the
 /// queries' and the keys', or the keys' alone, [B, heads, n, d].
 template <class T, std::same_as<Out<T, 4>>... Heads>
-void turn_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
-                     const Context& context, const Heads&... heads) {
+void rotate_new_tokens(const RotaryOptions& options, Index n, const KeyValueCache<T>& cache,
+                       const Context& context, const Heads&... heads) {
   const Index B = cache.options().batch_size, d = cache.options().d_head;
   if (B == 0) return;
   const bool same = cache.same_lengths();
   const auto position = [&](Index row) { return cache.length(row / n) + row % n; };
-  const Turns<T> turns(options, d, same ? n : B * n, position, context.memory);
-  if (same) return (turns.apply(heads, 0, false, context), ...);
+  const Rotations<T> rotations(options, d, same ? n : B * n, position, context.memory);
+  if (same) return (rotations.apply(heads, 0, false, context), ...);
   for (Index b = 0; b < B; ++b) {
-    (turns.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
+    (rotations.apply(slice(heads, 0, b, 1), b * n, false, context), ...);
   }
 }
 
@@ -117,7 +117,7 @@ Tensor<T, 3> attend_to_new_tokens(const MultiHeadAttentionOptions& o,
   if (o.qk_norm) normalise_heads(o, p, step, false, context);
   if (o.rotary) {
     const auto heads = writable_heads(o, step);
-    turn_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
+    rotate_new_tokens(*o.rotary, n, cache, context, heads.q, heads.k);
   }
   const auto [q, k, v] = heads_of(o, step);
   step.context = Tensor<T, 3>::uninitialized({B, n, o.context_width()}, context.memory);

@@ -170,8 +170,9 @@ Index sample_token(In<T, 1> logits, const SamplingOptions& options = {},
     detail::keep_top<T>(options, {logits, order.data()}, weights, kept);
     weights = std::move(kept);
   }
+  constexpr std::uint32_t samples = 0x73616D70;  // "samp": apart from what else this seed draws
   const auto words = philox<10>({static_cast<std::uint32_t>(options.step),
-                                 static_cast<std::uint32_t>(options.step >> 32), 0, 0x73616D70u},
+                                 static_cast<std::uint32_t>(options.step >> 32), 0, samples},
                                 philox_key(options.seed));
   return detail::draw_token(weights, unit_interval(words[0], words[1]));
 }

@@ -49,15 +49,14 @@ class TransformerBlock {
   TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
                    detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
-
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
   /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in
   /// the words of the module within where it is that one's rule, before anything is written or
   /// counted; and std::bad_alloc.
   Tensor<T, 3> forward(In<T, 3> x, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(x, call, unused, false, context);
+    Cache scratch;  // of this call alone
+    return run(x, call, scratch, false, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The elements of x
   /// must stay until the backward call: after x = block.forward(x, call, cache) they are gone.

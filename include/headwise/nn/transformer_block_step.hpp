@@ -16,8 +16,8 @@ Tensor<T, 3> block_of_new_tokens(const TransformerBlockOptions& o,
                                  const TransformerBlockParameters<T, W>& p, In<T, 3> x,
                                  const MultiHeadAttentionStepCall<T>& call, KeyValueCache<T>& cache,
                                  const Context& context) {
-  TransformerBlockCache<T> unused;
-  return block_halves<T>(o, p, x, {}, unused, context, [&](In<T, 3> of) {
+  TransformerBlockCache<T> scratch;  // of this call alone
+  return block_halves<T>(o, p, x, {}, scratch, context, [&](In<T, 3> of) {
     return attend_to_new_tokens<T>(o.attention(), p.attention, of, call, cache, context);
   });
 }

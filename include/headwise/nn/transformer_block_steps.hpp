@@ -205,6 +205,8 @@ TransformerBlockCache<T> wide_block_cache(const TransformerBlockCache<T>& cache,
   return wide;
 }
 
+/// y [B, L, D] of x_in [B, L, D], into a cache that is fresh; after a throw it is to be dropped.
+/// Where `training`, it keeps what backward reads. Throws as its halves do, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> transformer_block_forward(const TransformerBlockOptions& o,
                                        const TransformerBlockParameters<T, W>& p, In<T, 3> x_in,
@@ -244,6 +246,8 @@ void require_block_gradients(const TransformerBlockParameters<T, W>& p,
   require_gradients_clear_of(of_feed_forward, gradients.feed_forward, dy);
 }
 
+/// dx [B, L, D] of dy_in [B, L, D] and what forward kept; adds to gradients. A cache in 16 bits is
+/// widened first. Throws ShapeError before anything is added, std::bad_alloc.
 template <class T, class W>
 Tensor<T, 3> transformer_block_backward(const TransformerBlockOptions& o,
                                         const TransformerBlockParameters<T, W>& p, In<T, 3> dy_in,

@@ -57,15 +57,14 @@ class TransformerDecoder {
   TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
-
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
   /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within
   /// where it is that one's rule, before anything is counted; and std::bad_alloc.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 2> tokens, const Call& call = {}, const Context& context = {}) const {
-    Cache unused;
-    return run(tokens, call, unused, false, context);
+    Cache scratch;  // of this call alone
+    return run(tokens, call, scratch, false, context);
   }
   /// The same, and what backward needs into the cache, once all has gone well. The cache keeps a
   /// copy of the tokens.
@@ -153,8 +152,8 @@ class TransformerDecoder {
       copy(In<T, 2>(slice(select(h, b), 0, at, 1)), select(last, b));
     }
     // 3 norm, 4 tied head
-    Cache unused;
-    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, unused, context);
+    Cache scratch;  // of this call alone
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, last, scratch, context);
     for (Index b = 0; b < B; ++b) {
       if (detail::count_of(counts, b, n) == 0) fill(Out<T, 1>(select(logits, b)), T(0));
     }
@@ -178,8 +177,8 @@ class TransformerDecoder {
     };
     clear_uncounted(merge_rows(h));
     // 3 norm, 4 tied head
-    Cache unused;
-    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, unused, context);
+    Cache scratch;  // of this call alone
+    Tensor<T, 2> logits = detail::logits_of<T>(options_, parameters_, h, scratch, context);
     clear_uncounted(logits);
     for (KeyValueCache<T>& cache : state.caches_) detail::NewTokens<T>::keep(cache, n, counts);
     return logits;

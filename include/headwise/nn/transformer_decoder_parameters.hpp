@@ -14,8 +14,8 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// What block n draws with, apart from the other blocks and from the decoder's own.
 inline std::uint64_t seed_of_block(std::uint64_t seed, Index n) {
-  const auto words =
-      philox<10>({static_cast<std::uint32_t>(n), 0, 0, 0x626C6F63u}, philox_key(seed));
+  constexpr std::uint32_t blocks = 0x626C6F63;  // "bloc": apart from what else this seed draws
+  const auto words = philox<10>({static_cast<std::uint32_t>(n), 0, 0, blocks}, philox_key(seed));
   return std::uint64_t{words[1]} << 32 | words[0];
 }
 

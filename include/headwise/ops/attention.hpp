@@ -97,7 +97,7 @@ void run_attention_backward(const In<T, 4>& d_o, const AttentionInputs<T>& input
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
 
   const kernels::Kernels<T>& run = kernels::kernels_for<T>(context);
-  const AttentionWithoutIdle<T> of(run, d_o, q, weights, context);
+  const AttentionInputsWithoutIdle<T> of(run, d_o, q, weights, context);
   Workspace<T> workspace(
       context.executor.concurrency(),
       run.attention_backward_scratch(

@@ -37,7 +37,7 @@ struct AttentionOptions {
   /// forward calls without dropout.
   KeyGap gap = {};
 
-  static constexpr Index most = Index{1} << 62;  // that a part may be away from the whole's first
+  static constexpr Index farthest = Index{1} << 62;  // that a part may be from the whole's first
 
   /// Throws ArgumentError unless scale, softcap, dropout and origin are in range.
   void require_in_range(std::string_view function) const {
@@ -45,7 +45,7 @@ struct AttentionOptions {
     score.require_softcap(function);
     dropout.require_valid(function);
     for (const Index first : {origin.batch, origin.head, origin.query, origin.key}) {
-      require(first >= 0 && first <= most, function, "origin holds ", first,
+      require(first >= 0 && first <= farthest, function, "origin holds ", first,
               ", expected 0 to 2^62");
     }
     require(!dropout.active() || (origin.query == 0 && origin.key == 0), function,
@@ -54,10 +54,10 @@ struct AttentionOptions {
   }
   /// Throws ArgumentError unless the gap is in range and all that is asked for goes with one.
   void require_gap(std::string_view function) const {
-    require(gap.at >= 0 && gap.at <= most && gap.at % KeyGap::block == 0, function, "gap.at is ",
-            gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
-    require(gap.size >= 0 && gap.size <= most - origin.key, function, "gap.size is ", gap.size,
-            ", expected 0 to ", most - origin.key, " (2^62 - origin.key)");
+    require(gap.at >= 0 && gap.at <= farthest && gap.at % KeyGap::block == 0, function,
+            "gap.at is ", gap.at, ", expected a multiple of ", KeyGap::block, " from 0 to 2^62");
+    require(gap.size >= 0 && gap.size <= farthest - origin.key, function, "gap.size is ", gap.size,
+            ", expected 0 to ", farthest - origin.key, " (2^62 - origin.key)");
     require(gap.size == 0 || !dropout.active(), function,
             "gap lacks keys, expected none with dropout of the weights: its masks count those of "
             "the call");

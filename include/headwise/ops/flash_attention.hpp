@@ -128,7 +128,7 @@ void flash_backward_call(const In<U, 4>& d_o, const AttentionInputs<U>& inputs,
   require_flash_backward<T, 4, U, memory>(function, {d_o, q, k, v, kept.o, kept.lse, dq, dk, dv},
                                           options, d_score);
   if (dq.size() == 0 && dk.size() == 0 && dv.size() == 0) return;
-  const FlashWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
+  const FlashInputsWithoutIdle<T, U, 4> of(d_o, q, kept.lse, options.score, context);
   flash_backward<T, U>(sequences_of(sizes), d_o, {of.q, k, v}, {kept.o, of.lse}, options, gradients,
                        context);
 }

@@ -32,9 +32,10 @@ bool is_idle(const In<U, R>& d_o, const Shape<R>& at) {
   return true;
 }
 
-/// Whether the row of x that begins at `at` holds numbers alone, which rounding to bf16 leaves so.
+/// Whether the row of x that begins at `at` is finite, and stays so where it is rounded to bf16:
+/// below half of the greatest number.
 template <class T, class U, int R>
-bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
+bool row_is_finite(const In<U, R>& x, const Shape<R>& at) {
   if (x.extent(R - 1) == 0) return true;
   const T most = (std::numeric_limits<T>::max)() / T(2), least = T(0) - most;
   const U* const from = x.data() + x.offset(at);
@@ -46,10 +47,10 @@ bool is_of_numbers(const In<U, R>& x, const Shape<R>& at) {
   return true;
 }
 
-/// Whether x is sure to hold numbers alone, of which products make numbers: found out by vectors.
+/// Whether x is sure to be finite, and to make finite products: found out by vectors.
 /// (Query by query, those without a part in the loss alone, it took 3 to 20 % of backward.)
 template <class T, class U, int R>
-bool surely_of_numbers(const In<U, R>& x, const Context& context) {
+bool surely_finite(const In<U, R>& x, const Context& context) {
   if (x.size() == 0) return true;
   if constexpr (!std::same_as<T, U>) {
     return false;
@@ -98,29 +99,31 @@ bool all_below_infinity(const In<T, R>& lse) {
 /// Where nothing bounds scores, a query without numbers shows in its lse, and no other is looked
 /// at.
 template <class T, class U, int R>
-class FlashWithoutIdle {
+class FlashInputsWithoutIdle {
  public:
   /// Of d_o [.., dv]. Throws std::bad_alloc.
-  FlashWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
-                   const ScoreOptions<T>& score, const Context& context)
+  FlashInputsWithoutIdle(const In<U, R>& d_o, const In<U, R>& given_q, const In<T, R>& given_lse,
+                         const ScoreOptions<T>& score, const Context& context)
       : q(given_q), lse(given_lse) {
-    const bool hides = may_bound_infinities(score) && !surely_of_numbers<T>(given_q, context);
-    if (hides || !all_below_infinity(given_lse)) look(d_o, hides, context.memory);
+    const bool lse_may_hide = may_bound_infinities(score) && !surely_finite<T>(given_q, context);
+    if (lse_may_hide || !all_below_infinity(given_lse)) {
+      clear_idle(d_o, lse_may_hide, context.memory);
+    }
   }
-  FlashWithoutIdle(const FlashWithoutIdle&) = delete;
-  FlashWithoutIdle& operator=(const FlashWithoutIdle&) = delete;
+  FlashInputsWithoutIdle(const FlashInputsWithoutIdle&) = delete;
+  FlashInputsWithoutIdle& operator=(const FlashInputsWithoutIdle&) = delete;
 
  private:
-  [[gnu::cold, gnu::noinline]] void look(const In<U, R>& d_o, bool hides,
-                                         std::pmr::memory_resource* memory) {
+  [[gnu::cold, gnu::noinline]] void clear_idle(const In<U, R>& d_o, bool lse_may_hide,
+                                               std::pmr::memory_resource* memory) {
     const T most = (std::numeric_limits<T>::max)();
     const In<T, R> given = lse;
     const In<U, R> of_query = q;
     for_each_row(given.shape(), [&](const Shape<R>& at) {
       const T* const of_row = given.data() + given.offset(at);
-      const bool shows = !(of_row[0] < most && of_row[given.stride(R - 1)] < most);
-      if (!(shows || hides) || !is_idle<T>(d_o, at)) return;
-      if (!shows && is_of_numbers<T>(of_query, at)) return;
+      const bool lse_shows = !(of_row[0] < most && of_row[given.stride(R - 1)] < most);
+      if (!(lse_shows || lse_may_hide) || !is_idle<T>(d_o, at)) return;
+      if (!lse_shows && row_is_finite<T>(of_query, at)) return;
       if (lse_.absent()) {
         q = q_ = contiguous(q, memory);
         lse = lse_ = contiguous(lse, memory);
@@ -140,11 +143,12 @@ class FlashWithoutIdle {
 
 /// The same of what backward of kept weights reads: q [B, H, L, d] and weights [B, H, L, S].
 template <class T>
-class AttentionWithoutIdle {
+class AttentionInputsWithoutIdle {
  public:
   /// Of d_o [B, H, L, dv]. Throws std::bad_alloc.
-  AttentionWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o, const In<T, 4>& given_q,
-                       const In<T, 4>& given_weights, const Context& context)
+  AttentionInputsWithoutIdle(const kernels::Kernels<T>& run, const In<T, 4>& d_o,
+                             const In<T, 4>& given_q, const In<T, 4>& given_weights,
+                             const Context& context)
       : q(given_q), weights(given_weights) {
     if (given_weights.size() == 0) return;
     for_each_row(d_o.shape(), [&](const Shape<4>& at) {
@@ -152,11 +156,11 @@ class AttentionWithoutIdle {
       const T* const of_row = given_weights.data() + given_weights.offset(at);
       const kernels::Matrix<const T> row{of_row, 0, given_weights.stride(3)};
       const bool numbers = run.all_finite(row, 1, given_weights.extent(3));
-      if (!numbers || !is_of_numbers<T>(given_q, at)) clear(at, context.memory);
+      if (!numbers || !row_is_finite<T>(given_q, at)) clear(at, context.memory);
     });
   }
-  AttentionWithoutIdle(const AttentionWithoutIdle&) = delete;
-  AttentionWithoutIdle& operator=(const AttentionWithoutIdle&) = delete;
+  AttentionInputsWithoutIdle(const AttentionInputsWithoutIdle&) = delete;
+  AttentionInputsWithoutIdle& operator=(const AttentionInputsWithoutIdle&) = delete;
 
  private:
   [[gnu::cold, gnu::noinline]] void clear(const Shape<4>& at, std::pmr::memory_resource* memory) {

@@ -143,7 +143,7 @@ void packed_backward_call(const In<U, 3>& d_o, const PackedSequences<U>& inputs,
 
   const Index B = sequences.sizes.B;
   const auto of = [&](const auto& x) { return by_sequence(x, B); };
-  const FlashWithoutIdle<T, U, 3> read(d_o, q, lse, options.score, context);
+  const FlashInputsWithoutIdle<T, U, 3> read(d_o, q, lse, options.score, context);
   flash_backward<T, U>(sequences, of(d_o), {of(read.q), of(k), of(v)}, {of(o), of(read.lse)},
                        options, {of(dq), of(dk), of(dv), d_score}, context);
 }

@@ -14,12 +14,12 @@ namespace headwise::inline v0_1::detail::inline HEADWISE_CODE {
 
 /// Cosines and sines of positions, for queries and keys of all heads.
 template <class T>
-class Turns {
+class Rotations {
  public:
   /// Row i of `count` is of position(i), counted behind the options' offset.
   template <class Position>
-  Turns(const RotaryOptions& options, Index d, Index count, const Position& position,
-        std::pmr::memory_resource* memory)
+  Rotations(const RotaryOptions& options, Index d, Index count, const Position& position,
+            std::pmr::memory_resource* memory)
       : options_(options) {
     const Index width = options.width_of(d);
     cosines_ = Tensor<T, 2>::uninitialized({count, width / 2}, memory);
@@ -28,14 +28,14 @@ class Turns {
     fill_angles<T>(options, width, absolute, cosines_, sines_);
   }
   /// Of positions 0 to count - 1.
-  Turns(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
-      : Turns(
+  Rotations(const RotaryOptions& options, Index d, Index count, std::pmr::memory_resource* memory)
+      : Rotations(
             options, d, count, [](Index i) { return i; }, memory) {}
   /// Of rows of packed sequences: each counts from where its own begins.
-  Turns(const RotaryOptions& options, Index d, std::span<const Index> starts,
-        std::pmr::memory_resource* memory)
+  Rotations(const RotaryOptions& options, Index d, std::span<const Index> starts,
+            std::pmr::memory_resource* memory)
       : options_(options) {
-    const Turns of_one(options, d, longest_of(starts), memory);
+    const Rotations of_one(options, d, longest_of(starts), memory);
     const Shape<2> shape{starts.back(), options.width_of(d) / 2};
     cosines_ = Tensor<T, 2>::uninitialized(shape, memory);
     sines_ = Tensor<T, 2>::uninitialized(shape, memory);
@@ -46,18 +46,19 @@ class Turns {
     }
   }
 
-  /// y = x [B, H, L, d] turned, or turned back: row i by row first + i of these. y may be x.
-  void apply(const In<T, 4>& x, const Out<T, 4>& y, Index first, bool back,
+  /// y = x [B, H, L, d] rotated, or the other way round: row i by row first + i of these. y may be
+  /// x.
+  void apply(const In<T, 4>& x, const Out<T, 4>& y, Index first, bool transposed,
              const Context& context) const {
     if (x.size() == 0) return;
     const Shape<2> shape{x.extent(2), cosines_.extent(1)};
     const Index begin = first * shape[1];
-    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_, back,
-              y, context);
+    rotate<T>(x, {cosines_.data() + begin, shape}, {sines_.data() + begin, shape}, options_,
+              transposed, y, context);
   }
   /// The same in place.
-  void apply(const Out<T, 4>& x, Index first, bool back, const Context& context) const {
-    apply(x, x, first, back, context);
+  void apply(const Out<T, 4>& x, Index first, bool transposed, const Context& context) const {
+    apply(x, x, first, transposed, context);
   }
 
  private:
@@ -65,12 +66,12 @@ class Turns {
   Tensor<T, 2> cosines_, sines_;  // [count, width / 2]
 };
 
-/// Turns each sequence's rows, or turns them back.
+/// Rotates each sequence's rows, or, transposed, the other way round.
 template <class T>
 void rotate_packed(const In<T, 3>& x, std::span<const Index> starts, const RotaryOptions& options,
-                   bool back, const Out<T, 3>& y, const Context& context) {
-  const Turns<T> turns(options, x.extent(2), starts, context.memory);
-  turns.apply(by_sequence(x, 1), by_sequence(y, 1), 0, back, context);
+                   bool transposed, const Out<T, 3>& y, const Context& context) {
+  const Rotations<T> rotations(options, x.extent(2), starts, context.memory);
+  rotations.apply(by_sequence(x, 1), by_sequence(y, 1), 0, transposed, context);
 }
 
 }  // namespace headwise::inline v0_1::detail::inline HEADWISE_CODE

@@ -91,7 +91,7 @@ struct RotaryOptions {
   /// How many elements of a row of d are rotated.
   Index width_of(Index d) const { return width == 0 ? d : width; }
   /// Whether both turn rows of d elements alike.
-  bool turns_like(const RotaryOptions& other, Index d) const {
+  bool rotates_like(const RotaryOptions& other, Index d) const {
     return (theta == other.theta || !frequencies.absent()) && width_of(d) == other.width_of(d) &&
            pairing == other.pairing && offset == other.offset && frequencies == other.frequencies;
   }

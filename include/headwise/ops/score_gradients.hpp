@@ -42,7 +42,7 @@ void require_score_gradients(std::string_view function, const ScoreGradients<T>&
     require_like("d_biases", gradients.d_biases[n],
                  n < biases.size() ? biases[n].values : In<T, 4>());
   }
-  static_assert(AttentionMask<T>::most == 4);
+  static_assert(AttentionMask<T>::max_terms == 4);
   require_outputs_apart(function,
                         {{"d_scale", gradients.d_scale},
                          {"d_function", gradients.d_function},

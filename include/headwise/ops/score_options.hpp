@@ -68,7 +68,7 @@ struct ScoreGradients {
   /// [P], of the parameters of a function of one's own, in memory apart from them.
   InOut<T, 1> d_function = {};
   /// Of the mask's biases in the order in which they were listed, each of its bias's shape.
-  std::array<InOut<T, 4>, AttentionMask<T>::most> d_biases = {};
+  std::array<InOut<T, 4>, AttentionMask<T>::max_terms> d_biases = {};
 
   /// f(view) for each, those that are not asked for too.
   template <class F>

@@ -36,8 +36,8 @@ inline Index threads_asked_for(const char* value) {
   const auto read = std::from_chars(text.data(), text.data() + text.size(), threads);
   const bool whole = read.ec == std::errc() && read.ptr == text.data() + text.size();
   require(whole && threads >= 1 && threads <= max_threads, "num_threads",
-          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text,
-          ", expected 1 to 65536 (environment)");
+          "HEADWISE_NUM_THREADS is ", text.empty() ? "empty" : text, ", expected 1 to ",
+          max_threads, " (environment)");
   return threads;
 }
 
@@ -63,7 +63,7 @@ inline Index num_threads() {
 /// be started; then nothing has changed.
 inline void set_num_threads(Index threads) {
   require(threads >= 1 && threads <= max_threads, "set_num_threads", "threads is ", threads,
-          ", expected 1 to 65536");
+          ", expected 1 to ", max_threads);
   if (detail::default_threads == threads) return;
   std::shared_ptr<ThreadPool> pool;
   if (threads > 1) pool = std::make_shared<ThreadPool>(threads);

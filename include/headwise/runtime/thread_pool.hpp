@@ -82,7 +82,7 @@ class ThreadPool {
   /// cannot be started.
   explicit ThreadPool(Index threads) {
     require(threads >= 1 && threads <= max_threads, "ThreadPool", "threads is ", threads,
-            ", expected 1 to 65536");
+            ", expected 1 to ", max_threads);
     // Where threads outnumber cores, one that spins takes the core of one that works.
     const Index cores = std::thread::hardware_concurrency();
     spin_ = cores == 0 || threads <= cores ? spin_time : 0;

@@ -35,22 +35,22 @@ struct HeadScore {
   // processor takes 131 ns to go from a kernel's vectors to such code and back (Xeon, model 167).
 
   /// Whether a score is more than scale q k^T + the biases of its mask.
-  HEADWISE_INLINE bool changes() const { return caps() || by_distance() || calls(); }
+  HEADWISE_INLINE bool changes() const { return has_softcap() || by_distance() || has_function(); }
   /// Whether what flows into a score is not what flows into scale q k^T.
-  HEADWISE_INLINE bool returns() const { return caps() || calls(); }
+  HEADWISE_INLINE bool has_slope() const { return has_softcap() || has_function(); }
   /// Whether the user's function is called.
-  HEADWISE_INLINE bool calls() const { return !function.absent(); }
+  HEADWISE_INLINE bool has_function() const { return !function.absent(); }
   /// Whether it may make scores -infinity, all those of a query too.
-  HEADWISE_INLINE bool may_leave_nothing() const { return calls() || table != nullptr; }
+  HEADWISE_INLINE bool may_leave_nothing() const { return has_function() || table != nullptr; }
   /// Whether scores are capped.
-  HEADWISE_INLINE bool caps() const { return softcap != T(0); }
+  HEADWISE_INLINE bool has_softcap() const { return softcap != T(0); }
   /// Whether something is added by the distance of key and query.
   HEADWISE_INLINE bool by_distance() const { return alibi || table != nullptr; }
   /// Whether the sink takes weight: one that is as low as a bias that hides does not.
   HEADWISE_INLINE bool sink_counts() const {
     return has_sink && !(sink < std::numeric_limits<T>::lowest() / T(4));
   }
-  /// It, or null where there is none.
+  /// The sink's logit where it takes weight, else null.
   HEADWISE_INLINE const T* counting_sink() const { return sink_counts() ? &sink : nullptr; }
   /// The distance of a pair.
   Index distance(Index i, Index j) const { return j + gap.before(j) - i - offset; }
@@ -77,7 +77,7 @@ struct HeadScore {
   }
   /// The changed score of a pair, from scale q k^T, before biases of pairs and the user's function.
   T operator()(const T& s, Index i, Index j) const {
-    T changed = caps() ? cap(s) : s;
+    T changed = has_softcap() ? cap(s) : s;
     if (alibi) changed = changed - slope * magnitude(distance(i, j));
     if (table != nullptr) changed = changed + table[entry(distance(i, j)) * table_step];
     return changed;
@@ -88,13 +88,13 @@ struct HeadScore {
   }
   /// What the user's function makes of a score.
   T call(T s, Index i, Index j) const {
-    if (calls()) function.change(function.function, run(i, j, 0, 1, 1), &s);
+    if (has_function()) function.change(function.function, run(i, j, 0, 1, 1), &s);
     return s;
   }
   /// Operations that this costs a pair, forward: quotient, tanh and product; product and
   /// difference; sum.
   HEADWISE_INLINE std::int64_t operations() const {
-    return (caps() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
+    return (has_softcap() ? 3 : 0) + (alibi ? 2 : 0) + (table != nullptr ? 1 : 0);
   }
 };
 

@@ -27,7 +27,7 @@ concept MaskTerm = std::same_as<Term, Causal> || std::same_as<Term, Window> ||
 template <Scalar T>
 class AttentionMask {
  public:
-  static constexpr int most = 4;  // pair masks and, apart from them, biases
+  static constexpr int max_terms = 4;  // pair masks and, apart from them, biases
 
   /// No mask: every query sees every key.
   AttentionMask() noexcept {}  // not defaulted: g++ 12 fails to compute its exception specification
@@ -65,21 +65,22 @@ class AttentionMask {
   }
   /// Throws ArgumentError for more than 4 keep and drop masks.
   void add(const PairMask& mask) {
-    require(pair_count_ < most, "AttentionMask",
-            "keep and drop masks are 5, expected at most 4 (combine some into one tensor)");
+    require(pair_count_ < max_terms, "AttentionMask", "keep and drop masks are ", max_terms + 1,
+            ", expected at most ", max_terms, " (combine some into one tensor)");
     pairs_[static_cast<std::size_t>(pair_count_++)] = mask;
   }
   /// Throws ArgumentError for more than 4 biases.
   void add(const BiasMask<T>& mask) {
-    require(bias_count_ < most, "AttentionMask",
-            "biases are 5, expected at most 4 (add some up into one tensor)");
+    require(bias_count_ < max_terms, "AttentionMask", "biases are ", max_terms + 1,
+            ", expected at most ", max_terms, " (add some up into one tensor)");
     biases_[static_cast<std::size_t>(bias_count_++)] = mask;
   }
   /// Nothing where it views no function. Throws ArgumentError for more than 4.
   void add(const MaskFunctionRef& function) {
     if (function.absent()) return;
-    require(function_count_ < MaskFunctionRef::most, "AttentionMask",
-            "mask functions are 5, expected at most 4 (combine some into one callable)");
+    require(function_count_ < MaskFunctionRef::max_terms, "AttentionMask", "mask functions are ",
+            MaskFunctionRef::max_terms + 1, ", expected at most ", MaskFunctionRef::max_terms,
+            " (combine some into one callable)");
     functions_[static_cast<std::size_t>(function_count_++)] = function;
   }
   /// All terms of another mask, or, where they do not go together, an error and none.
@@ -105,7 +106,7 @@ class AttentionMask {
   Index first_keys() const { return first_keys_; }
   /// Whether key lengths are among the terms.
   bool has_key_lengths() const { return has_key_lengths_; }
-  /// They, [B], or empty.
+  /// The key lengths [B], or none.
   std::span<const Index> key_lengths() const { return key_lengths_; }
   /// The documents among the terms, or none given.
   const Documents& documents() const { return documents_; }
@@ -174,9 +175,9 @@ class AttentionMask {
   Index first_keys_ = 0;
   std::span<const Index> key_lengths_;
   Documents documents_ = {};
-  std::array<PairMask, most> pairs_{};
-  std::array<BiasMask<T>, most> biases_{};
-  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
+  std::array<PairMask, max_terms> pairs_{};
+  std::array<BiasMask<T>, max_terms> biases_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::max_terms> functions_{};
 };
 
 }  // namespace headwise::inline v0_1

@@ -26,14 +26,14 @@ struct MaskFunctionRef {
   /// Whether there is none.
   bool absent() const { return function == nullptr; }
 
-  static constexpr int most = 4;  // of one mask
+  static constexpr int max_terms = 4;  // of one mask
 };
 
 /// The mask functions of one head.
 class HeadMaskFunctions {
  public:
-  /// At most MaskFunctionRef::most, of the head whose pair (0, 0) stands at `first` and whose keys
-  /// from the gap on stand further.
+  /// At most MaskFunctionRef::max_terms, of the head whose pair (0, 0) stands at `first` and whose
+  /// keys from the gap on stand further.
   HeadMaskFunctions(std::span<const MaskFunctionRef> functions, const Position& first,
                     const KeyGap& gap)
       : first_(first), gap_(gap) {
@@ -104,7 +104,7 @@ class HeadMaskFunctions {
   KeyGap gap_;
   int count_ = 0;
   bool have_bounds_ = false;
-  std::array<MaskFunctionRef, MaskFunctionRef::most> functions_{};
+  std::array<MaskFunctionRef, MaskFunctionRef::max_terms> functions_{};
 };
 
 }  // namespace headwise::inline v0_1

@@ -38,7 +38,7 @@ struct KeyLengths {
 struct PairMask {
   In<bool, 4> pairs;                   // [B or 1, H or 1, L or 1, S or 1]
   bool keep;                           // what `pairs` holds where a pair is visible
-  std::string_view name = "PairMask";  // of who made it, for errors
+  std::string_view name = "PairMask";  // of the function that made it, for errors
 };
 
 /// Added to the scaled score. A value below -max/4, -infinity among them, hides the pair.
@@ -50,16 +50,12 @@ struct BiasMask {
 /// The masks by name. Views are kept, not copied: they must outlive the call, and for training the
 /// backward call too.
 struct Mask {
-  /// True where the query may see the key.
-  static PairMask keep(In<bool, 4> pairs) {
-    return {pairs, true, "Mask::keep"};
-  }  // [B, H, L, S] or 1
+  /// True where the query may see the key: [B, H, L, S], or 1 on an axis for all of it.
+  static PairMask keep(In<bool, 4> pairs) { return {pairs, true, "Mask::keep"}; }
   /// The same [L, S] for all batches and heads.
-  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }  // [L, S]
-  /// True where the query may not see the key.
-  static PairMask drop(In<bool, 4> pairs) {
-    return {pairs, false, "Mask::drop"};
-  }  // [B, H, L, S] or 1
+  static PairMask keep(In<bool, 2> pairs) { return keep(all(pairs)); }
+  /// True where the query may not see the key: [B, H, L, S], or 1 on an axis for all of it.
+  static PairMask drop(In<bool, 4> pairs) { return {pairs, false, "Mask::drop"}; }
   /// The same [L, S] for all batches and heads.
   static PairMask drop(In<bool, 2> pairs) { return drop(all(pairs)); }
   /// True where a key counts: [B, S], for all heads and queries.
@@ -108,7 +104,7 @@ struct Mask {
   /// A query sees a key only where a callable of one's own returns true: a view of what
   /// mask_function made of it (kernels/mask_function.hpp).
   static MaskFunctionRef function(const MaskFunctionRef& function) { return function; }
-  /// Of nothing else.
+  /// Anything else is refused, by a sentence that says what is taken.
   template <class F>
   requires(!std::convertible_to<const F&, MaskFunctionRef>) static void function(const F&) {
     static_assert(sizeof(F) == 0,

@@ -78,7 +78,7 @@ struct ScoreFunctionRef {
         change(change_scores),
         change_with_slopes(and_slopes),
         add_flows(flows) {}
-  /// Of nothing else.
+  /// Anything else is refused, by a sentence that says what is taken.
   template <class F>
   requires(!MadeForScoresOf<F, T>) ScoreFunctionRef(const F&) {
     static_assert(MadeForScoresOf<F, T>,

@@ -51,7 +51,7 @@ class HeadVisibility {
 
   /// The keys that query i does not see between the first ones, which its window keeps, and the
   /// window. Both ends grow with i.
-  KeyRange gap(Index i) const {
+  KeyRange hidden_between(Index i) const {
     if (first_keys_ == 0) return {0, 0};
     const Index begin = first_end(i);
     return {begin, std::max<Index>(begin, reach(i).begin)};
@@ -79,7 +79,7 @@ class HeadVisibility {
   /// How many keys causality, window, length, documents and bounds leave to query i.
   Index count(Index i) const {
     const KeyRange keys = own_range(i);
-    return keys.size() - gap(i).in(keys).size();
+    return keys.size() - hidden_between(i).in(keys).size();
   }
 
   /// The keys that at least one of the queries first ... first + count - 1 has in its range.
@@ -90,9 +90,9 @@ class HeadVisibility {
   }
 
   /// The keys that are in the gap of each of the queries first ... first + count - 1.
-  KeyRange gap(Index first, Index count) const {
-    const Index begin = gap(first + count - 1).begin;
-    return {begin, std::max<Index>(begin, gap(first).end)};
+  KeyRange hidden_between(Index first, Index count) const {
+    const Index begin = hidden_between(first + count - 1).begin;
+    return {begin, std::max<Index>(begin, hidden_between(first).end)};
   }
 
   /// The blocks of `size` keys that the queries first ... first + count - 1 look at.
@@ -100,7 +100,7 @@ class HeadVisibility {
     KeyRange keys = range(first, count);
     if (has_bounds()) keys = functions_.between_bounds(first, count, keys);
     if (first_keys_ == 0) return {keys, size, {0, 0}};
-    const KeyRange hidden = gap(first, count);
+    const KeyRange hidden = hidden_between(first, count);
     if (hidden.end >= keys.end) keys.end = std::min<Index>(keys.end, hidden.begin);
     if (keys.end <= keys.begin) return {{0, 0}, size, {0, 0}};
     if (hidden.begin <= keys.begin) {
@@ -115,7 +115,7 @@ class HeadVisibility {
   /// range, its gap and bounds leave.
   bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
-    const KeyRange hidden{gap(first).begin, gap(last).end};
+    const KeyRange hidden{hidden_between(first).begin, hidden_between(last).end};
     return !has_bounds() && range(last).begin <= keys.begin && range(first).end >= keys.end &&
            hidden.in(keys).size() == 0;
   }
@@ -130,7 +130,7 @@ class HeadVisibility {
   /// Whether there are keep and drop masks, or mask functions, among them.
   bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
   /// Whether a query may have a gap in its range.
-  bool has_gaps() const { return first_keys_ != 0; }
+  bool has_hidden_between() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   int bias_count() const { return bias_count_; }
   /// A bias of pairs as it lies in memory: element (i, j) is data[i row + j column].
@@ -162,7 +162,8 @@ class HeadVisibility {
   /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
   /// hides it.
   bool kept(Index i, Index j) const {
-    if (const KeyRange hidden = gap(i); j >= hidden.begin && j < hidden.end) return false;
+    if (const KeyRange hidden = hidden_between(i); j >= hidden.begin && j < hidden.end)
+      return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
@@ -175,7 +176,7 @@ class HeadVisibility {
   /// The same of all of a run of keys, a byte each.
   void kept(Index i, KeyRange keys, std::uint8_t* bytes) const {
     std::fill_n(bytes, keys.size(), std::uint8_t{1});
-    const KeyRange hidden = gap(i).in(keys);
+    const KeyRange hidden = hidden_between(i).in(keys);
     if (hidden.size() > 0) {
       std::fill_n(bytes + (hidden.begin - keys.begin), hidden.size(), std::uint8_t{0});
     }
@@ -273,8 +274,8 @@ class HeadVisibility {
   T hidden_below_;
   int pair_count_ = 0;
   int bias_count_ = 0;
-  std::array<PairPlane, AttentionMask<T>::most> pairs_{};
-  std::array<Plane<T>, AttentionMask<T>::most> biases_{};
+  std::array<PairPlane, AttentionMask<T>::max_terms> pairs_{};
+  std::array<Plane<T>, AttentionMask<T>::max_terms> biases_{};
 };
 
 HEADWISE_STRICT_MATH_END

@@ -189,13 +189,13 @@ HEADWISE_STRICT_MATH_END
 /// Whether T is a Dual.
 template <class T>
 inline constexpr bool is_dual = false;
-/// It is one.
+/// True for Dual<T>.
 template <class T>
 inline constexpr bool is_dual<Dual<T>> = true;
 
 }  // namespace headwise::inline v0_1
 
-/// Those of the values, as constants.
+/// The limits of T, as dual numbers that do not vary.
 template <class T>
 class std::numeric_limits<headwise::Dual<T>> : public std::numeric_limits<T> {
   using Number = headwise::Dual<T>;

@@ -127,7 +127,7 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 1> fro
     Eigen::DenseBase<Derived>& vector) {
   return detail::eigen_vector_view<Out<typename Derived::Scalar, 1>>(vector.derived());
 }
-/// Likewise.
+/// A matrix without a name would be gone before the view is read.
 template <class Derived>
 void from_eigen_vector(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 
@@ -146,7 +146,7 @@ requires detail::eigen_is_writable<Derived> Out<typename Derived::Scalar, 2> fro
                 "this Eigen matrix is row-major: pass from_eigen(m)");
   return detail::eigen_view<Out<typename Derived::Scalar, 2>>(matrix.derived());
 }
-/// Likewise.
+/// A matrix without a name would be gone before the view is read.
 template <class Derived>
 void from_column_major(const Eigen::PlainObjectBase<Derived>&& temporary) = delete;
 

@@ -42,9 +42,10 @@ constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed) {
 /// what is drawn under another.
 constexpr std::array<std::uint32_t, 2> philox_key(std::uint64_t seed, std::uint32_t stream,
                                                   std::uint64_t step) {
-  const auto words = philox<10>({static_cast<std::uint32_t>(step),
-                                 static_cast<std::uint32_t>(step >> 32), stream, 0x68656164u},
-                                philox_key(seed));
+  constexpr std::uint32_t keys = 0x68656164;  // "head": apart from what else this seed draws
+  const auto words = philox<10>(
+      {static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32), stream, keys},
+      philox_key(seed));
   return {words[0], words[1]};
 }
 

@@ -88,7 +88,7 @@ class Tensor : public InOut<T, R>, public OwnsElements {
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource())
       : Tensor(shape, make(shape, memory, zeros), memory) {}
 
-  /// Elements that have no values yet, for who writes each before it is read. Throws as above.
+  /// Elements without values, for callers that write each before it is read. Throws as above.
   [[gnu::noinline]] static Tensor uninitialized(
       const Shape<R>& shape, std::pmr::memory_resource* memory = std::pmr::get_default_resource()) {
     return Tensor(shape, make(shape, memory, no_values), memory);
