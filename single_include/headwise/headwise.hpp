@@ -6866,6 +6866,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   // 2^x = 2^n 2^f: an instruction each for n = round(x) and for the product. (One for x - n takes
   // as long as both, and n is wanted, too; n = floor(x) loses bits: x + 1 is rounded.)
   using Vector = typename S::Vector;
@@ -6881,6 +6883,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -15350,6 +15353,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -15363,6 +15368,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -22866,6 +22872,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -22879,6 +22887,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -45618,6 +45627,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -45631,6 +45642,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -51030,6 +51042,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -51043,6 +51057,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -56438,6 +56453,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -56451,6 +56468,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -61846,6 +61864,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -61859,6 +61879,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -67319,6 +67340,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -67332,6 +67355,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
@@ -72725,6 +72749,8 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
   using S = Simd<T>;
   using C = Exp2Constants<T>;
 #if HEADWISE_ISA_BYTES == 64
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wsign-conversion"  // in the macro that roundscale is at g++ -O0
   using Vector = typename S::Vector;
   const auto kept = S::not_below(x, lowest);
   if constexpr (sizeof(T) == 4) {
@@ -72738,6 +72764,7 @@ requires vectorised<T> HEADWISE_INLINE typename Simd<T>::Vector power_of_two(
     return __builtin_bit_cast(Vector,
                               _mm512_maskz_scalef_pd(kept, __builtin_bit_cast(__m512d, power), n));
   }
+#pragma GCC diagnostic pop
 #else
   using Vector = typename S::Vector;
   using BitVector = typename S::BitVector;
