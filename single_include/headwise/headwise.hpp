@@ -49,6 +49,7 @@
 #include <initializer_list>
 #include <iomanip>
 #include <limits>
+#include <math.h>
 #include <memory>
 #include <memory_resource>
 #include <mutex>

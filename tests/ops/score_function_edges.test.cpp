@@ -2,6 +2,7 @@
 // bear: -infinity for every key, slopes that are infinite, callables that own memory.
 #include <atomic>
 #include <cmath>
+#include <concepts>
 #include <limits>
 #include <vector>
 
@@ -52,7 +53,28 @@ struct Auditor {
   }
 };
 
+/// Calls functions by their plain names alone; and notes whether one of another type answers.
+struct PlainNames {
+  static inline bool of_one_type = true;
+  template <class S>
+  S operator()(S s, const Position&) const {
+    of_one_type = of_one_type && std::same_as<decltype(exp(s)), S> &&
+                  std::same_as<decltype(tanh(s)), S> && std::same_as<decltype(abs(s)), S> &&
+                  std::same_as<decltype(sqrt(s)), S> && std::same_as<decltype(log(s)), S>;
+    return exp(s) + tanh(s) * sqrt(abs(s));
+  }
+};
+
 }  // namespace
+
+TEMPLATE_TEST_CASE("functions that a score function calls by their plain names are of its type",
+                   "[ops]", float, double, long double) {
+  const auto plain = score_function<TestType>(PlainNames());
+  PlainNames::of_one_type = true;
+  (void)plain.value(TestType(0.5), {});
+  (void)plain.derivative(TestType(0.5), TestType(1), {}, {});
+  CHECK(PlainNames::of_one_type);
+}
 
 TEMPLATE_TEST_CASE("a query whose scores a function makes all -infinity is one that sees no key",
                    "[ops]", float, double) {

@@ -2,6 +2,8 @@
 // by dual numbers. It changes scores behind softcap and biases, before the mask.
 #pragma once
 
+#include <math.h>  // exp(x) of a float by its plain name: <cmath> leaves it the one of double
+
 #include <array>
 #include <utility>
 
