@@ -3934,16 +3934,19 @@ struct RotaryRows {
   bool transposed;                 // the other way round
 };
 
-/// Whether a product with it is exact. From its bits, as a call of frexp costs a kernel what one of
-/// HeadScore's predicates would.
+/// Whether scores may be multiplied by a scale behind their differences: by a power of 2, which
+/// changes no digit, from 2^-64 to 2^64, so that a difference that overflows before is one that
+/// weighs nothing. From its bits, as a call of frexp costs a kernel what one of HeadScore's
+/// predicates would.
 template <class T>
-HEADWISE_INLINE bool is_power_of_two(const T& x) {
+HEADWISE_INLINE bool may_scale_differences(const T& x) {
   if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
     using Limits = std::numeric_limits<T>;
     using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
     constexpr Bits fractions = Bits{1} << (Limits::digits - 1);
     const Bits bits = std::bit_cast<Bits>(x), exponent = bits / fractions;  // behind its sign
-    return bits % fractions == 0 && exponent > 0 && exponent < 2 * Limits::max_exponent - 1;
+    constexpr Bits one = Limits::max_exponent - 1, most = 64;
+    return bits % fractions == 0 && exponent >= one - most && exponent <= one + most;
   }
   return false;
 }
@@ -10356,7 +10359,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -11712,7 +11715,7 @@ struct TileScores {
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
   // A scale that is a power of 2 changes no digit: the rows apply it at no cost.
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 /// Step 4d: dp and a weight times what dropout makes of them, 0 where that is 0.
@@ -18352,7 +18355,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -19544,7 +19547,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -25871,7 +25874,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -27063,7 +27066,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -48626,7 +48629,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -49818,7 +49821,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -54041,7 +54044,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -55233,7 +55236,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -59452,7 +59455,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -60644,7 +60647,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -64863,7 +64866,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -66055,7 +66058,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -70339,7 +70342,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -71531,7 +71534,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>
@@ -75748,7 +75751,7 @@ struct ScoreUnits {
   T greatest;  // that the greatest is multiplied by for the logsumexp
 
   explicit ScoreUnits(const AttentionHead<T>& head)
-      : ScoreUnits(head.scale, head.plain_scores() && is_power_of_two(head.scale)) {}
+      : ScoreUnits(head.scale, head.plain_scores() && may_scale_differences(head.scale)) {}
 
  private:
   ScoreUnits(T scale, bool folded)
@@ -76940,7 +76943,7 @@ struct TileScores {
   BackwardMask<T>& mask;
   bool plain = head.forward.plain_scores();
   bool only_one_bias = !plain && adds_one_bias(head);
-  bool folds = (plain || only_one_bias) && is_power_of_two(head.forward.scale);
+  bool folds = (plain || only_one_bias) && may_scale_differences(head.forward.scale);
 };
 
 template <class T>

@@ -1,6 +1,8 @@
 // Gradients of a loss however small: what flows into attention scaled by a power of 2 flows out of
-// it scaled by the same, to the bit, as no product on the way is too small for a number.
+// it scaled by the same, to the bit, as no product on the way is too small for a number. And scores
+// however large before their scale.
 #include <cmath>
+#include <limits>
 
 #include "support/attention_case.hpp"
 #include "support/attention_outputs.hpp"
@@ -30,6 +32,28 @@ TEMPLATE_TEST_CASE("a loss that is made smaller by a power of 2 has gradients as
       CHECK(same_bits(less.dq, scaled(whole.dq)));
       CHECK(same_bits(less.dk, scaled(whole.dk)));
       CHECK(same_bits(less.dv, scaled(whole.dv)));
+    }
+  }
+}
+
+TEMPLATE_TEST_CASE("products near the greatest number that a scale brings back change no bit",
+                   "[ops]", float, double) {
+  using T = TestType;
+  const int whole = std::numeric_limits<T>::max_exponent - 3, half = whole / 2;
+  for (const Index L : {1, 3, 40, 131}) {
+    Case<T> x(Sizes{1, 2, 1, L, 67, 6, 5}, 1600);
+    for (T& number : x.q) number = std::copysign(T(1), number);
+    for (T& number : x.k) number = std::copysign(T(1), number);  // products from -6 to 6
+    Case<T> large = x;
+    for (T& number : large.q) number = std::ldexp(number, half);
+    for (T& number : large.k) number = std::ldexp(number, whole - half);
+    x.options.scale = T(0.5);
+    large.options.scale = std::ldexp(T(0.5), -whole);
+    for (const Path path : {Path::materialized, Path::flash}) {
+      CAPTURE(L, path == Path::flash);
+      const Outputs<T> expected = run(path, x), got = run(path, large);
+      CHECK(same_bits(got.o, expected.o));
+      CHECK(same_bits(got.dv, expected.dv));
     }
   }
 }

@@ -201,16 +201,19 @@ struct RotaryRows {
   bool transposed;                 // the other way round
 };
 
-/// Whether a product with it is exact. From its bits, as a call of frexp costs a kernel what one of
-/// HeadScore's predicates would.
+/// Whether scores may be multiplied by a scale behind their differences: by a power of 2, which
+/// changes no digit, from 2^-64 to 2^64, so that a difference that overflows before is one that
+/// weighs nothing. From its bits, as a call of frexp costs a kernel what one of HeadScore's
+/// predicates would.
 template <class T>
-HEADWISE_INLINE bool is_power_of_two(const T& x) {
+HEADWISE_INLINE bool may_scale_differences(const T& x) {
   if constexpr (std::same_as<T, float> || std::same_as<T, double>) {
     using Limits = std::numeric_limits<T>;
     using Bits = std::conditional_t<sizeof(T) == 4, std::uint32_t, std::uint64_t>;
     constexpr Bits fractions = Bits{1} << (Limits::digits - 1);
     const Bits bits = std::bit_cast<Bits>(x), exponent = bits / fractions;  // behind its sign
-    return bits % fractions == 0 && exponent > 0 && exponent < 2 * Limits::max_exponent - 1;
+    constexpr Bits one = Limits::max_exponent - 1, most = 64;
+    return bits % fractions == 0 && exponent >= one - most && exponent <= one + most;
   }
   return false;
 }
