@@ -36484,6 +36484,14 @@ class Embedding {
   /// Of parameters that are taken as they are.
   Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  Embedding(const Embedding&) = default;
+  Embedding(Embedding&&) noexcept = default;
+  Embedding& operator=(const Embedding& other) { return *this = Embedding(other); }
+  Embedding& operator=(Embedding&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {
@@ -37081,6 +37089,14 @@ class RotaryTable {
     for (Index t = 0; t < frequencies_.size(); ++t) frequencies_(t) = options.frequencies(t);
     options_.frequencies = {};
   }
+
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  RotaryTable(const RotaryTable&) = default;
+  RotaryTable(RotaryTable&&) noexcept = default;
+  RotaryTable& operator=(const RotaryTable& other) { return *this = RotaryTable(other); }
+  RotaryTable& operator=(RotaryTable&&) noexcept = default;
+  ///@}
 
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
   /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError for more than 2^48,
@@ -40478,7 +40494,17 @@ class MultiHeadAttention {
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(std::move(options)), parameters_(std::move(parameters)) {}  /// d_model wide, num_heads heads, everything else by default.
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  MultiHeadAttention(const MultiHeadAttention&) = default;
+  MultiHeadAttention(MultiHeadAttention&&) noexcept = default;
+  MultiHeadAttention& operator=(const MultiHeadAttention& other) {
+    return *this = MultiHeadAttention(other);
+  }
+  MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept = default;
+  ///@}
+  /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 
@@ -42295,6 +42321,14 @@ class FeedForward {
               detail::Unchecked)
       : options_(options), parameters_(std::move(parameters)) {}
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  FeedForward(const FeedForward&) = default;
+  FeedForward(FeedForward&&) noexcept = default;
+  FeedForward& operator=(const FeedForward& other) { return *this = FeedForward(other); }
+  FeedForward& operator=(FeedForward&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {
@@ -42539,6 +42573,14 @@ class LayerNorm {
     fill(Out<T, 1>(parameters_.gamma), T(1));
   }
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  LayerNorm(const LayerNorm&) = default;
+  LayerNorm(LayerNorm&&) noexcept = default;
+  LayerNorm& operator=(const LayerNorm& other) { return *this = LayerNorm(other); }
+  LayerNorm& operator=(LayerNorm&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_width(x);
@@ -42722,6 +42764,14 @@ class Linear {
   /// Of parameters that are taken as they are.
   Linear(LinearParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
+
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  Linear(const Linear&) = default;
+  Linear(Linear&&) noexcept = default;
+  Linear& operator=(const Linear& other) { return *this = Linear(other); }
+  Linear& operator=(Linear&&) noexcept = default;
+  ///@}
 
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
@@ -43691,6 +43741,16 @@ class TransformerBlock {
   TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
                    detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  TransformerBlock(const TransformerBlock&) = default;
+  TransformerBlock(TransformerBlock&&) noexcept = default;
+  TransformerBlock& operator=(const TransformerBlock& other) {
+    return *this = TransformerBlock(other);
+  }
+  TransformerBlock& operator=(TransformerBlock&&) noexcept = default;
+  ///@}
+
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
   /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in
@@ -44494,6 +44554,16 @@ class TransformerDecoder {
   TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  TransformerDecoder(const TransformerDecoder&) = default;
+  TransformerDecoder(TransformerDecoder&&) noexcept = default;
+  TransformerDecoder& operator=(const TransformerDecoder& other) {
+    return *this = TransformerDecoder(other);
+  }
+  TransformerDecoder& operator=(TransformerDecoder&&) noexcept = default;
+  ///@}
+
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
   /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within
@@ -77544,6 +77614,15 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class ParameterList {
  public:
+  /// Without parameters.
+  ParameterList() = default;
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  ParameterList(const ParameterList&) = default;
+  ParameterList(ParameterList&&) noexcept = default;
+  ParameterList& operator=(const ParameterList& other) { return *this = ParameterList(other); }
+  ParameterList& operator=(ParameterList&&) noexcept = default;
+  ///@}
   /// Adds a parameter, any strides.
   ///
   /// name       not empty, not added before
@@ -78015,7 +78094,10 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer(Optimizer&&) noexcept = default;
   /// A copy has state of its own, and steps the same parameters.
-  Optimizer& operator=(const Optimizer&) = default;
+  Optimizer& operator=(const Optimizer& other) {
+    Optimizer copy(other);  // where memory runs out, this is as it was
+    return *this = std::move(copy);
+  }
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 

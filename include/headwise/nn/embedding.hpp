@@ -159,6 +159,14 @@ class Embedding {
   /// Of parameters that are taken as they are.
   Embedding(EmbeddingParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  Embedding(const Embedding&) = default;
+  Embedding(Embedding&&) noexcept = default;
+  Embedding& operator=(const Embedding& other) { return *this = Embedding(other); }
+  Embedding& operator=(Embedding&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for tokens [N]: inference. Throws and works as embedding_forward does.
   template <TokenId Id>
   Tensor<T, 2> forward(In<Id, 1> tokens, const Context& context = {}) const {

@@ -43,6 +43,14 @@ class FeedForward {
               detail::Unchecked)
       : options_(options), parameters_(std::move(parameters)) {}
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  FeedForward(const FeedForward&) = default;
+  FeedForward(FeedForward&&) noexcept = default;
+  FeedForward& operator=(const FeedForward& other) { return *this = FeedForward(other); }
+  FeedForward& operator=(FeedForward&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for x [N, D]: inference. Throws ShapeError or ArgumentError before anything is
   /// written or counted, and std::bad_alloc.
   Tensor<T, 2> forward(In<T, 2> x, const Call& call = {}, const Context& context = {}) const {

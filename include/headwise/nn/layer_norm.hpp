@@ -71,6 +71,14 @@ class LayerNorm {
     fill(Out<T, 1>(parameters_.gamma), T(1));
   }
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  LayerNorm(const LayerNorm&) = default;
+  LayerNorm(LayerNorm&&) noexcept = default;
+  LayerNorm& operator=(const LayerNorm& other) { return *this = LayerNorm(other); }
+  LayerNorm& operator=(LayerNorm&&) noexcept = default;
+  ///@}
+
   /// y [N, D] for x [N, D]: inference. Throws and works as layer_norm_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_width(x);

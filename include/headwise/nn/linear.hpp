@@ -70,6 +70,14 @@ class Linear {
   Linear(LinearParameters<T, W> parameters, detail::Unchecked)
       : parameters_(std::move(parameters)) {}
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  Linear(const Linear&) = default;
+  Linear(Linear&&) noexcept = default;
+  Linear& operator=(const Linear& other) { return *this = Linear(other); }
+  Linear& operator=(Linear&&) noexcept = default;
+  ///@}
+
   /// y [N, O] for x [N, K]: inference. Throws and works as linear_forward does.
   Tensor<T, 2> forward(In<T, 2> x, const Context& context = {}) const {
     require_input(x);

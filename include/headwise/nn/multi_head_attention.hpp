@@ -58,7 +58,17 @@ class MultiHeadAttention {
   /// Of parameters that are taken as they are.
   MultiHeadAttention(MultiHeadAttentionOptions options,
                      MultiHeadAttentionParameters<T, W> parameters, detail::Unchecked)
-      : options_(std::move(options)), parameters_(std::move(parameters)) {}  /// d_model wide, num_heads heads, everything else by default.
+      : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  MultiHeadAttention(const MultiHeadAttention&) = default;
+  MultiHeadAttention(MultiHeadAttention&&) noexcept = default;
+  MultiHeadAttention& operator=(const MultiHeadAttention& other) {
+    return *this = MultiHeadAttention(other);
+  }
+  MultiHeadAttention& operator=(MultiHeadAttention&&) noexcept = default;
+  ///@}
+  /// d_model wide, num_heads heads, everything else by default.
   explicit MultiHeadAttention(Index d_model, Index num_heads)
       : MultiHeadAttention(MultiHeadAttentionOptions{.d_model = d_model, .num_heads = num_heads}) {}
 

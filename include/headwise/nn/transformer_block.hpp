@@ -49,6 +49,16 @@ class TransformerBlock {
   TransformerBlock(TransformerBlockOptions options, TransformerBlockParameters<T, W> parameters,
                    detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  TransformerBlock(const TransformerBlock&) = default;
+  TransformerBlock(TransformerBlock&&) noexcept = default;
+  TransformerBlock& operator=(const TransformerBlock& other) {
+    return *this = TransformerBlock(other);
+  }
+  TransformerBlock& operator=(TransformerBlock&&) noexcept = default;
+  ///@}
+
   /// y [B, L, D] for x [B, L, D]: inference.
   ///
   /// call.mask must fit [B, H, L, L]. Throws ShapeError or ArgumentError for what does not fit, in

@@ -57,6 +57,16 @@ class TransformerDecoder {
   TransformerDecoder(TransformerDecoderOptions options,
                      TransformerDecoderParameters<T, W> parameters, detail::Unchecked)
       : options_(std::move(options)), parameters_(std::move(parameters)) {}
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  TransformerDecoder(const TransformerDecoder&) = default;
+  TransformerDecoder(TransformerDecoder&&) noexcept = default;
+  TransformerDecoder& operator=(const TransformerDecoder& other) {
+    return *this = TransformerDecoder(other);
+  }
+  TransformerDecoder& operator=(TransformerDecoder&&) noexcept = default;
+  ///@}
+
   /// Logits [B L, V] of the token behind each of tokens [B, L]: inference.
   ///
   /// Throws ShapeError or ArgumentError for what does not fit, in the words of the module within

@@ -179,6 +179,14 @@ class RotaryTable {
     options_.frequencies = {};
   }
 
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  RotaryTable(const RotaryTable&) = default;
+  RotaryTable(RotaryTable&&) noexcept = default;
+  RotaryTable& operator=(const RotaryTable& other) { return *this = RotaryTable(other); }
+  RotaryTable& operator=(RotaryTable&&) noexcept = default;
+  ///@}
+
   /// Makes it hold positions 0 to positions - 1 at least: views of it from before are void where it
   /// was shorter. Throws std::bad_alloc, and is as it was then; ArgumentError for more than 2^48,
   /// and where frequencies that were given are gone with a move.

@@ -123,7 +123,10 @@ class Optimizer {
   /// Takes groups, state and steps.
   Optimizer(Optimizer&&) noexcept = default;
   /// A copy has state of its own, and steps the same parameters.
-  Optimizer& operator=(const Optimizer&) = default;
+  Optimizer& operator=(const Optimizer& other) {
+    Optimizer copy(other);  // where memory runs out, this is as it was
+    return *this = std::move(copy);
+  }
   /// Takes groups, state and steps.
   Optimizer& operator=(Optimizer&&) noexcept = default;
 

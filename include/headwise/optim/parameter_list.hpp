@@ -88,6 +88,15 @@ namespace headwise::inline v0_1::inline HEADWISE_CODE {
 template <Scalar T>
 class ParameterList {
  public:
+  /// Without parameters.
+  ParameterList() = default;
+  /// Copied whole, or, where memory runs out, not at all.
+  ///@{
+  ParameterList(const ParameterList&) = default;
+  ParameterList(ParameterList&&) noexcept = default;
+  ParameterList& operator=(const ParameterList& other) { return *this = ParameterList(other); }
+  ParameterList& operator=(ParameterList&&) noexcept = default;
+  ///@}
   /// Adds a parameter, any strides.
   ///
   /// name       not empty, not added before
