@@ -3401,7 +3401,7 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
-  /// The keys that are in the gap of each of the queries first ... first + count - 1.
+  /// The keys that each of the queries has hidden_between: first ... first + count - 1.
   KeyRange hidden_between(Index first, Index count) const {
     const Index begin = hidden_between(first + count - 1).begin;
     return {begin, std::max<Index>(begin, hidden_between(first).end)};
@@ -3424,7 +3424,7 @@ class HeadVisibility {
   }
 
   /// Whether each of the queries first ... first + count - 1 has each of the keys in what its
-  /// range, its gap and bounds leave.
+  /// range, what is hidden between and bounds leave.
   bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
     const KeyRange hidden{hidden_between(first).begin, hidden_between(last).end};
@@ -3441,7 +3441,7 @@ class HeadVisibility {
   bool has_pair_masks() const { return has_keep_masks() || bias_count_ != 0; }
   /// Whether there are keep and drop masks, or mask functions, among them.
   bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
-  /// Whether a query may have a gap in its range.
+  /// Whether keys within the range of a query may be hidden_between.
   bool has_hidden_between() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   int bias_count() const { return bias_count_; }
@@ -3471,11 +3471,11 @@ class HeadVisibility {
            !documents_.present();
   }
 
-  /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
-  /// hides it.
+  /// For a pair within the range: whether neither hidden_between, a keep or drop mask nor a mask
+  /// function hides it.
   bool kept(Index i, Index j) const {
-    if (const KeyRange hidden = hidden_between(i); j >= hidden.begin && j < hidden.end)
-      return false;
+    const KeyRange hidden = hidden_between(i);
+    if (j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
@@ -3817,8 +3817,8 @@ struct ScoreFlows {
   Row<T> table = {};     // [2 reach + 1]: into the biases by distance
   Row<T> sink = {};      // one number: into the sink's logit
   Row<T> function = {};  // [P]: into the parameters of the user's function
-  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] =
-      {};  // [L, S] each, steps 0 where shared
+  // [L, S] each, steps 0 where shared:
+  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] = {};
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
   /// Whether what flows into a score is added to something, pair by pair.
@@ -10029,7 +10029,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -10155,8 +10155,8 @@ class TileMask {
       end_[r] = std::max<Int>(end_[r], begin);
     }
   }
-  /// Bytes of all pairs: 1 where neither range, keep and drop masks nor gap hides them. None are
-  /// made where masks hide nothing or everything.
+  /// Bytes of all pairs: 1 where neither range, keep and drop masks nor a window behind first keys
+  /// hides them. None are made where masks hide nothing or everything.
   void ask(const HeadVisibility<T>& rules, const TileBlock& block) {
     std::uint8_t copies[keys_in_rows ? 1 : std::size_t{queries * keys}];
     std::uint8_t* const rows = keys_in_rows ? bytes_ : copies;
@@ -10204,11 +10204,12 @@ class TileMask {
     }
     asked_ = true;
   }
-  /// On which sides of its queries' gaps the keys of a block are. Those of one side are a range of
-  /// their own, whose ends grow with the query; where there are both, ranges leap over the gaps.
+  /// On which sides of what its queries do not see behind the first keys the keys of a block are.
+  /// Those of one side are a range of their own, whose ends grow with the query; where there are
+  /// both, ranges leap over what lies between.
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -10223,10 +10224,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -13964,8 +13965,8 @@ HEADWISE_STRICT_MATH_END
 }  // namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA
 
 // headwise/kernels/decode_mask.inc
-// What masks and biases of pairs do to rows of decoding, and gaps behind first keys. Read once for
-// each instruction set.
+// What masks and biases of pairs do to rows of decoding, and windows behind first keys. Read once
+// for each instruction set.
 
 namespace headwise::inline v0_1::inline HEADWISE_CODE::kernels::HEADWISE_ISA {
 
@@ -13976,7 +13977,8 @@ struct DecodeBlock {
   Index number, j0, n;
 };
 
-/// Which keys of a block masks, biases and gaps hide from rows: asked only where there are some.
+/// Which keys of a block masks, biases and windows behind first keys hide from rows: asked only
+/// where there are some.
 template <class T>
 class DecodeMask {
  public:
@@ -14082,8 +14084,9 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.hidden_between(query(r));
-      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
+      const KeyRange hidden = head.visibility.hidden_between(query(r));
+      pairs +=
+          seen[r].size() - hidden.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
       holes = holes || hides(r);
@@ -14092,7 +14095,7 @@ struct DecodeRows {
     none = within == 0;
     return pairs;
   }
-  /// Whether there are masks or biases of pairs, or gaps behind the first keys.
+  /// Whether there are masks or biases of pairs, or keys hidden behind the first ones.
   bool masked() const {
     return head.visibility.has_pair_masks() || head.visibility.has_hidden_between();
   }
@@ -18073,7 +18076,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -18224,8 +18227,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -18239,10 +18242,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -21645,8 +21648,9 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.hidden_between(query(r));
-      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
+      const KeyRange hidden = head.visibility.hidden_between(query(r));
+      pairs +=
+          seen[r].size() - hidden.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
       holes = holes || hides(r);
@@ -25592,7 +25596,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -25743,8 +25747,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -25758,10 +25762,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -29164,8 +29168,9 @@ struct DecodeRows {
       const KeyRange all_keys = head.visibility.own_range(query(r));
       const Index begin = std::clamp(all_keys.begin - block.j0, Index{0}, block.n);
       seen[r] = {begin, std::clamp(all_keys.end - block.j0, begin, block.n)};
-      const KeyRange gap = head.visibility.hidden_between(query(r));
-      pairs += seen[r].size() - gap.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
+      const KeyRange hidden = head.visibility.hidden_between(query(r));
+      pairs +=
+          seen[r].size() - hidden.in({block.j0 + seen[r].begin, block.j0 + seen[r].end}).size();
       if (masked()) seen[r] = mask.meet(head.visibility, r, query(r), block, seen[r]);
       within += seen[r].size();
       holes = holes || hides(r);
@@ -39487,8 +39492,8 @@ template <class T>
 void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
                   const Out<T, 4>& q, const Out<T, 4>& k, bool transposed, const Context& context) {
   const MultiHeadAttentionCall<T>& call = cache.call;
-  const auto rotate = [&](Index first, std::span<const Index> starts, Index rows,
-                          const auto&... heads) {
+  const auto rotate_from = [&](Index first, std::span<const Index> starts, Index rows,
+                               const auto&... heads) {
     RotaryOptions options = *o.rotary;
     options.offset += first;
     const Rotations<T> rotations = call.packed()
@@ -39498,11 +39503,11 @@ void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
   };
   const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
   if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
-    return rotate(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)),
-                  q, k);
+    return rotate_from(call.origin.query, call.query_starts,
+                       std::max<Index>(q.extent(2), k.extent(2)), q, k);
   }
-  rotate(call.origin.query, call.query_starts, q.extent(2), q);
-  rotate(call.origin.key, key_starts, k.extent(2), k);
+  rotate_from(call.origin.query, call.query_starts, q.extent(2), q);
+  rotate_from(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.
@@ -48417,7 +48422,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -48568,8 +48573,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -48583,10 +48588,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -53832,7 +53837,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -53983,8 +53988,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -53998,10 +54003,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -59243,7 +59248,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -59394,8 +59399,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -59409,10 +59414,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -64654,7 +64659,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -64805,8 +64810,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -64820,10 +64825,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -70130,7 +70135,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -70281,8 +70286,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -70296,10 +70301,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));
@@ -75539,7 +75544,7 @@ class TileMask {
     pairs_ = std::int64_t{block.rows} * block.end;
     if (full_) return;
     pairs_ = 0;
-    const Sides sides = sides_of_gaps(rules, block, here);
+    const Sides sides = sides_of_hidden(rules, block, here);
     asked_ = rules.has_keep_masks() || sides == Sides::both;
     std::fill(begin_ + block.rows, begin_ + queries, Int(0));
     std::fill(end_ + block.rows, end_ + queries, Int(0));
@@ -75690,8 +75695,8 @@ class TileMask {
     asked_ = true;
   }
   enum class Sides { none, before, behind, both };
-  static Sides sides_of_gaps(const HeadVisibility<T>& rules, const TileBlock& block,
-                             KeyRange here) {
+  static Sides sides_of_hidden(const HeadVisibility<T>& rules, const TileBlock& block,
+                               KeyRange here) {
     if (!rules.has_hidden_between()) return Sides::none;
     const KeyRange hidden = rules.hidden_between(block.i0, block.rows);  // from all of the queries
     if (hidden.begin <= here.begin) return Sides::behind;
@@ -75705,10 +75710,10 @@ class TileMask {
     for (Index r = 0; r < block.rows; ++r) {
       KeyRange range = rules.own_range(block.i0 + r);
       if (sides != Sides::none) {
-        const KeyRange gap = rules.hidden_between(block.i0 + r);
-        if (sides == Sides::behind) range.begin = std::clamp(gap.end, range.begin, range.end);
-        if (sides == Sides::before) range.end = std::clamp(gap.begin, range.begin, range.end);
-        pairs_ -= gap.in(range).in(here).size();
+        const KeyRange hidden = rules.hidden_between(block.i0 + r);
+        if (sides == Sides::behind) range.begin = std::clamp(hidden.end, range.begin, range.end);
+        if (sides == Sides::before) range.end = std::clamp(hidden.begin, range.begin, range.end);
+        pairs_ -= hidden.in(range).in(here).size();
       }
       begin_[r] = static_cast<Int>(in_block(range.begin));
       end_[r] = std::max<Int>(begin_[r], static_cast<Int>(in_block(range.end)));

@@ -11,6 +11,7 @@
 #include "headwise/ops/rotary_table.hpp"
 #include "headwise/optim/adamw.hpp"
 #include "support/catch.hpp"
+#include "support/failing_memory.hpp"
 #include "support/parameter_values.hpp"
 
 namespace nn_copies {
@@ -19,46 +20,35 @@ using namespace headwise_tests;
 
 namespace {
 
-/// The default resource as long as it lives; serves `left` allocations.
-class Limited : public std::pmr::memory_resource {
- public:
-  int left = std::numeric_limits<int>::max();
+constexpr int enough = std::numeric_limits<int>::max();
 
-  Limited() : before_(std::pmr::set_default_resource(this)) {}
-  ~Limited() override { std::pmr::set_default_resource(before_); }
-  Limited(const Limited&) = delete;
-  Limited& operator=(const Limited&) = delete;
+/// The default resource as long as it lives.
+class Memory : public FailingMemory {
+ public:
+  Memory() : FailingMemory(enough), before_(std::pmr::set_default_resource(this)) {}
+  ~Memory() override { std::pmr::set_default_resource(before_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
 
  private:
-  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
-    if (left-- <= 0) throw std::bad_alloc();
-    return std::pmr::new_delete_resource()->allocate(bytes, alignment);
-  }
-  void do_deallocate(void* memory, std::size_t bytes, std::size_t alignment) override {
-    std::pmr::new_delete_resource()->deallocate(memory, bytes, alignment);
-  }
-  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
-    return this == &other;
-  }
-
   std::pmr::memory_resource* before_;
 };
 
 /// Assigns a copy with memory for 0, 1, 2 .. allocations until it is made; how often it was not, or
 /// -1 where numbers(to) were others than before, or than those of `from` in the end.
 template <class X, class Numbers>
-int failures_that_change_nothing(Limited& memory, X& to, const X& from, const Numbers& numbers) {
+int failures_that_change_nothing(Memory& memory, X& to, const X& from, const Numbers& numbers) {
   const std::vector<double> before = numbers(to);
   if (before == numbers(from)) return -1;
   for (int served = 0; served < 1000; ++served) {
-    memory.left = served;
+    memory.serve(served);
     bool copied = true;
     try {
       to = from;
     } catch (const std::bad_alloc&) {
       copied = false;
     }
-    memory.left = std::numeric_limits<int>::max();
+    memory.serve(enough);
     if (numbers(to) != (copied ? numbers(from) : before)) return -1;
     if (copied) return served;
   }
@@ -73,7 +63,7 @@ constexpr auto parameters_of = [](const auto& module) {
 
 TEST_CASE("a module that is assigned a copy has all of it, or is as it was where memory runs out",
           "[nn]") {
-  Limited memory;
+  Memory memory;
   const auto failures = [&](auto to, const auto& from) {
     return failures_that_change_nothing(memory, to, from, parameters_of);
   };
@@ -96,7 +86,7 @@ TEST_CASE("a module that is assigned a copy has all of it, or is as it was where
 }
 
 TEST_CASE("a rotary table and an optimiser are copied whole, or are as they were", "[nn]") {
-  Limited memory;
+  Memory memory;
   RotaryTable<double> table(8), other(8, {.theta = 50});
   table.grow(3), other.grow(9);
   const auto of_table = [](const RotaryTable<double>& of) {

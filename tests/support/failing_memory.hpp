@@ -10,6 +10,8 @@ namespace headwise_tests {
 class FailingMemory : public std::pmr::memory_resource {
  public:
   explicit FailingMemory(int left) : left_(left) {}
+  /// From now on it serves so many.
+  void serve(int allocations) { left_ = allocations; }
   /// Allocations that were not given back.
   int live() const { return live_; }
 

@@ -84,8 +84,8 @@ struct ScoreFlows {
   Row<T> table = {};     // [2 reach + 1]: into the biases by distance
   Row<T> sink = {};      // one number: into the sink's logit
   Row<T> function = {};  // [P]: into the parameters of the user's function
-  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] =
-      {};  // [L, S] each, steps 0 where shared
+  // [L, S] each, steps 0 where shared:
+  Matrix<T> biases[std::size_t{AttentionMask<T>::max_terms}] = {};
 
   bool by_distance() const { return slope != nullptr || table.data != nullptr; }
   /// Whether what flows into a score is added to something, pair by pair.

@@ -34,8 +34,8 @@ template <class T>
 void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCache<T>& cache,
                   const Out<T, 4>& q, const Out<T, 4>& k, bool transposed, const Context& context) {
   const MultiHeadAttentionCall<T>& call = cache.call;
-  const auto rotate = [&](Index first, std::span<const Index> starts, Index rows,
-                          const auto&... heads) {
+  const auto rotate_from = [&](Index first, std::span<const Index> starts, Index rows,
+                               const auto&... heads) {
     RotaryOptions options = *o.rotary;
     options.offset += first;
     const Rotations<T> rotations = call.packed()
@@ -45,11 +45,11 @@ void rotate_heads(const MultiHeadAttentionOptions& o, const MultiHeadAttentionCa
   };
   const auto& key_starts = cache.self_attention ? call.query_starts : call.key_starts;
   if (call.origin.query == call.origin.key && (cache.self_attention || !call.packed())) {
-    return rotate(call.origin.query, call.query_starts, std::max<Index>(q.extent(2), k.extent(2)),
-                  q, k);
+    return rotate_from(call.origin.query, call.query_starts,
+                       std::max<Index>(q.extent(2), k.extent(2)), q, k);
   }
-  rotate(call.origin.query, call.query_starts, q.extent(2), q);
-  rotate(call.origin.key, key_starts, k.extent(2), k);
+  rotate_from(call.origin.query, call.query_starts, q.extent(2), q);
+  rotate_from(call.origin.key, key_starts, k.extent(2), k);
 }
 
 /// Step 3a, forward. `training` keeps what was normalised, and a number a row.

@@ -89,7 +89,7 @@ class HeadVisibility {
     return {low.begin, std::max<Index>(high.end, low.begin)};
   }
 
-  /// The keys that are in the gap of each of the queries first ... first + count - 1.
+  /// The keys that each of the queries has hidden_between: first ... first + count - 1.
   KeyRange hidden_between(Index first, Index count) const {
     const Index begin = hidden_between(first + count - 1).begin;
     return {begin, std::max<Index>(begin, hidden_between(first).end)};
@@ -112,7 +112,7 @@ class HeadVisibility {
   }
 
   /// Whether each of the queries first ... first + count - 1 has each of the keys in what its
-  /// range, its gap and bounds leave.
+  /// range, what is hidden between and bounds leave.
   bool ranges_hold(Index first, Index count, KeyRange keys) const {
     const Index last = first + count - 1;
     const KeyRange hidden{hidden_between(first).begin, hidden_between(last).end};
@@ -129,7 +129,7 @@ class HeadVisibility {
   bool has_pair_masks() const { return has_keep_masks() || bias_count_ != 0; }
   /// Whether there are keep and drop masks, or mask functions, among them.
   bool has_keep_masks() const { return pair_count_ != 0 || functions_.present(); }
-  /// Whether a query may have a gap in its range.
+  /// Whether keys within the range of a query may be hidden_between.
   bool has_hidden_between() const { return first_keys_ != 0; }
   /// How many biases are added to a score.
   int bias_count() const { return bias_count_; }
@@ -159,11 +159,11 @@ class HeadVisibility {
            !documents_.present();
   }
 
-  /// For a pair within the range: whether neither its gap, a keep or drop mask nor a mask function
-  /// hides it.
+  /// For a pair within the range: whether neither hidden_between, a keep or drop mask nor a mask
+  /// function hides it.
   bool kept(Index i, Index j) const {
-    if (const KeyRange hidden = hidden_between(i); j >= hidden.begin && j < hidden.end)
-      return false;
+    const KeyRange hidden = hidden_between(i);
+    if (j >= hidden.begin && j < hidden.end) return false;
     for (int t = 0; t < pair_count_; ++t) {
       const auto& [pairs, keep] = pairs_[static_cast<std::size_t>(t)];
       if (pairs.at(i, j) != keep) return false;
